@@ -6,7 +6,7 @@
     train(job, plan)                            train in this process, step by step
     verify(job, plan)                           plain training and the plan side by side: the same weights?
     federate(job, rounds=20, epsilon=4, ...)    train where the records lie, on simulated devices
-    distill("small.py", teacher="runs/big")     train a student to say what its teachers say
+    distill("small.py", teacher="runs/big")     train a student towards its teachers' outputs
     compress(job, "small", size="16MB", ...)    a smaller or faster model in a folder; load("small", job=...) gives it back
     Local, Dirichlet, Iid, ByColumn, ...        of a federated job: what a device does, and how data are divided among devices
     Mistake, OverBudget                         what they raise: something can't work, or nothing fits

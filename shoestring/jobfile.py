@@ -44,13 +44,12 @@ class Course:
     """What every job can be asked for, whatever its function's arguments are."""
 
     steps: int | None = argument(
-        "N",
-        "end after so many steps, whatever the job says; unless --epochs is given too, the job's epochs do not count",
+        "N", "number of training steps, instead of the job's; replaces its epochs too, unless --epochs is given"
     )
     epochs: int | None = argument(
-        "N", "end after so many rounds of the data; unless --steps is given too, the job's steps do not count"
+        "N", "number of epochs, instead of the job's; replaces its steps too, unless --steps is given"
     )
-    seed: int | None = argument("N", "what every random number follows from, instead of the job's")
+    seed: int | None = argument("N", "seed of all random numbers, instead of the job's")
 
     @property
     def given(self) -> dict[str, int]:

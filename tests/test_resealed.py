@@ -33,7 +33,7 @@ from shoestring.privacy.ledger import PrivacyLedger, ReleasedRound, line_of
 from shoestring.processes.messages import Cause, Failure, read_message, written_message
 from shoestring.processes.named_job import claim_of_run, flags_for
 from shoestring.processes.task import read_task, written_task
-from shoestring.runs.checkpoints import RunCheckpoint, believed, damage, saved
+from shoestring.runs.checkpoints import RunCheckpoint, damage, reading_untrusted, saved
 from shoestring.runs.events import NAME
 from shoestring.runs.events import line_of as event_line
 from shoestring.runs.export import export_weights
@@ -43,10 +43,10 @@ from shoestring.runs.modules import changes, kept_modules
 from shoestring.runs.options import RunOptions
 from shoestring.runs.report import report_of
 from shoestring.runs.request import differences
-from shoestring.runs.resume import OpenedRun, settled
+from shoestring.runs.resume import OpenedRun, planning_options
 from shoestring.runs.session import Session, kept_plan
 from shoestring.runs.tensors import TensorFile
-from shoestring.runs.weight_files import opened as opened_weights
+from shoestring.runs.weight_files import open_tensors as opened_weights
 from shoestring.show.page import page
 from shoestring.show.run_end import reported
 from shoestring.training.execution.snapshot import PARTS, restore
@@ -208,7 +208,7 @@ def test_what_was_asked_for(room: Room) -> None:
     def use() -> None:
         before = folder.request()
         if before is not None:
-            settled(now, before)
+            planning_options(now, before)
             differences(before, now)
             flags_for(claim_of_run(folder), str(room.net), {})
         page(report_of(room.run))

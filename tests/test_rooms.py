@@ -15,7 +15,7 @@ import shoestring
 from shoestring.core import rooms
 from shoestring.core.command import named_object
 from shoestring.core.errors import Mistake
-from shoestring.core.rooms import RoomPlugin, declared, installed_rooms, room_named
+from shoestring.core.rooms import RoomPlugin, installed_rooms, room_entries, room_named
 
 ROOT = Path(shoestring.__file__).parent
 SHARED = ("core", "measure", "numerics", "planning", "runs", "processes", "web", "show", "commands", "jobfile.py")
@@ -97,7 +97,7 @@ def test_what_is_private_to_a_module_is_imported_by_no_other() -> None:
 
 def test_ours_are_declared_like_anybody_s() -> None:
     assert {one.name for one in installed_rooms()} >= {"training", "federated", "compression"}
-    for name, entry in declared().items():
+    for name, entry in room_entries().items():
         assert room_named(name) is named_object(entry.value) and entry.name == name
 
 
@@ -115,7 +115,7 @@ def test_what_is_no_room_is_refused_when_it_is_asked_for_and_else_left_out(monke
 
     monkeypatch.setattr(rooms, "KEPT", Named(), raising=False)
     wrong = {name: rooms.Entry(name, value) for name, value in WRONG.items()}
-    monkeypatch.setattr(rooms, "declared", lambda: wrong)
+    monkeypatch.setattr(rooms, "room_entries", lambda: wrong)
     for name, why in (
         ("gone", "can't be imported"),
         ("text", "no room of that name"),

@@ -250,7 +250,7 @@ def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bo
         with tempfile.TemporaryDirectory() as folder:
             before = compared(compressed_model(session.plan).model, source, session.given.unseen)
             session = heal(session, "20s" if quick else minutes, Path(folder) / "healing", train)
-            measured = session.packed(Path(folder) / "small")
+            measured = session.write_and_measure(Path(folder) / "small")
             torch.set_num_threads(1)
             model = loaded_model(session.source, Path(folder) / "small")
             found = {

@@ -115,7 +115,7 @@ def measured(name: str) -> dict[str, Any]:
     before = resident("VmRSS") - held
     Path("/proc/self/clear_refs").write_text("5")
     begun = resource.getrusage(resource.RUSAGE_SELF)
-    found = session.begun(source, session.CompressOptions(Budget(size=int(SHARE * held)), unseen=64))
+    found = session.begin_session(source, session.CompressOptions(Budget(size=int(SHARE * held)), unseen=64))
     ended = resource.getrusage(resource.RUSAGE_SELF)
     highest = resident("VmHWM")
     seconds = ended.ru_utime + ended.ru_stime - begun.ru_utime - begun.ru_stime

@@ -68,7 +68,7 @@ def problem_rows(name: str) -> dict[str, Any]:
     for text in PLANS:
         for allocator in ALLOCATORS:
             chosen = techniques("+".join(filter(None, (text, allocator))))
-            plan = planner.forced(ledger, chosen)
+            plan = planner.figures_of(ledger, chosen)
             rows.append(
                 {
                     "plan": str(plan),
@@ -84,7 +84,7 @@ def problem_rows(name: str) -> dict[str, Any]:
     choices = []
     for budget in (int(sizes[len(sizes) // 2] * 1.05),):  # clear of the sizes: a plan keeps a margin of 2 %
         try:
-            plan = planner.decided(ledger, budget).chosen
+            plan = planner.outcome_of(ledger, budget).chosen
         except OverBudget as error:
             choices.append({"budget": budget, "error": str(error)})
             continue

@@ -82,7 +82,7 @@ def problem_rows(name: str, count: int) -> dict[str, Any]:
     for _ in range(BUDGETS):
         budget = int(draw.uniform(sizes[0], sizes[-1]))
         try:
-            plan = planner.decided(ledger, budget).chosen
+            plan = planner.outcome_of(ledger, budget).chosen
         except OverBudget as error:
             choices.append({"budget": budget, "refused": str(error)})
             continue

@@ -1,5 +1,6 @@
-"""The command line: its parser, the table of commands, and commands that are about all rooms.
+"""The command line: its parser, the table of commands, and commands that belong to no room.
 
-Help, a wrong flag and a misspelt technique are answered in milliseconds: what is imported at the top of a file of a command or its options
-is light, and torch, pathlib, typing, dataclasses, json and the like are imported inside the functions that need them.
+Help, a wrong flag and a misspelt technique are answered in milliseconds: files of commands and options import nothing
+heavy at the top; torch, pathlib, typing, dataclasses, json and the like are imported inside the functions that need
+them.
 """

@@ -1,4 +1,4 @@
-"""shoestring export: the weights or the course of a run in other people's formats."""
+"""shoestring export: a run's weights or figures in other formats."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class ExportCommand:
         choices=(*FORMATS, *COURSE),
         required=True,
     )
-    out: str | None = argument("PATH", "where to (default: RUN/export.KIND)")
-    trained: bool = argument("", "the weights that were trained, where the run averaged them (EMA)", False)
+    out: str | None = argument("PATH", "output path (default: RUN/export.KIND)")
+    trained: bool = argument("", "the trained weights instead of their averages (EMA)", False)
     step: int | None = argument("STEP", "the checkpoint of this step (default: the newest good one)", read=int)
     best: bool = argument("", "the weights that were best in validation, by the job's goal", False)
 

@@ -1,8 +1,7 @@
-"""The command line: the commands that rooms declare (core/command), those that are about all rooms, and what all of them share: parsing,
-errors and exit codes.
+"""The command line: commands of rooms (core/command) and of this package, parsing, errors and exit codes.
 
-A package adds a command by its room (core/rooms), without a change here. Rooms of other packages are imported only for a command that is
-none of ours, and for the help of all commands.
+A package adds commands by its room (core/rooms), without a change here. Rooms of other packages are only imported for a
+command that is not ours, and for the help of all commands.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
 EVERY_ROOM = (
     Command(
         "watch",
-        "a live page of runs: plan, memory, loss, events; says when a run died and where it stands",
+        "a live page of runs: plan, memory, loss and events, and whether a run died",
         "shoestring.commands.watch:WatchCommand",
         "shoestring.commands.watch:run",
     ),
     Command(
         "export",
-        "the weights or the course of a run in other people's formats",
+        "a run's weights or figures in other formats",
         "shoestring.commands.export:ExportCommand",
         "shoestring.commands.export:run",
         job_flags=True,
@@ -47,7 +46,7 @@ def main(words: list[str] | None = None) -> None:
     prepare_streams()
     os.environ.setdefault(
         "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # read when torch is imported: else odd bytes on its port show C++ frames
+    )  # read when torch is imported: without it, garbage on its port prints C++ frames
     words = sys.argv[1:] if words is None else words
     code = with_output(run(words), command_of(words))
     leave_garbage()
@@ -59,7 +58,7 @@ def own_commands() -> dict[str, Command]:
 
 
 def known_commands(word: str) -> Mapping[str, Command]:
-    """All commands by name; those of other packages too, where the word is none of ours. Ours can't be replaced."""
+    """All commands by name; those of other packages too, if the word is not one of ours. Ours can't be replaced."""
     own = own_commands()
     if word in own:
         return own
@@ -72,8 +71,8 @@ def command_of(words: list[str]) -> Command | None:
 
 
 def with_output(code: int, command: Command | None) -> int:
-    """The exit code of a command, by what became of what it printed. One that keeps its result in a folder has done what it was asked for
-    when nobody reads on; of the others, what they print is the result."""
+    """The exit code, given what happened to the output. A command that stores its result has succeeded even if nobody
+    reads its output; for other commands the output is the result."""
     trouble = output_trouble()
     if trouble is None or code:
         return code
@@ -89,10 +88,10 @@ def with_output(code: int, command: Command | None) -> int:
 
 
 def run(words: list[str]) -> int:
-    """Do a command; gives its exit code."""
+    """Run a command; returns its exit code."""
     shown = "--traceback" in words
     try:
-        return done(words)
+        return parse_and_run(words)
     except OverBudget as error:
         return refused(error, "--json" in words)
     except Mistake as error:
@@ -108,14 +107,14 @@ def run(words: list[str]) -> int:
         return failed(error, FAULT, shown)
 
 
-def done(words: list[str]) -> int:
-    """Parse the words and run their command. Words that are no flag of it are left to a command of a job."""
+def parse_and_run(words: list[str]) -> int:
+    """Parse the words and run the command. Words that are not its flags are passed to a command with a job."""
     asked = words[0] if words else ""
     named = known_commands(asked)
     if asked and not asked.startswith("-") and asked not in named:
         raise Mistake(f"{asked!r} is no command; there are {', '.join(named)}{did_you_mean(asked, named)}")
     top = parser(named, asked)
-    if set(words[1:]) & {"-h", "--help"}:  # at the end, where the job is known whose flags are to be shown
+    if set(words[1:]) & {"-h", "--help"}:  # handled at the end, once the job is known whose flags help shows
         words = [*(word for word in words if word not in ("-h", "--help")), "--help"]
     options, rest = top.parse_known_args(words)
     command, offered = named[asked], [flag for flag in top.below[asked].known if flag.startswith("--")]
@@ -141,11 +140,10 @@ def check_folder() -> None:
 
 
 def parser(commands: Mapping[str, Command], asked: str) -> Parser:
-    """Of all commands; the flags are only those of the one that is asked for, whose options are imported for them."""
+    """The parser of all commands; only the requested command's options are imported and get flags."""
     top = Parser(
         prog="shoestring",
-        description="Deep learning on a budget: your PyTorch model and your memory, "
-        "the plan that meets it, and the proof.",
+        description="Deep learning on a budget: train, federate and compress PyTorch models within limits that you set.",
     )
     from shoestring import __version__
 

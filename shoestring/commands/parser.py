@@ -1,4 +1,4 @@
-"""argparse as we use it: light to import, help as wide as the terminal, and every error a sentence of ours."""
+"""argparse with our defaults: quick to import, help as wide as the terminal, and every error a plain sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 
-SAID = (  # how argparse says it, and how we do
+SAID = (  # argparse's messages, and ours
     (r"^argument (--?[\w-]+)(?:/\S+)?: expected one argument$", r"\1 needs a value"),
     (r"^argument (--?[\w-]+)(?:/\S+)?: invalid int value: (.+)$", r"\1 takes a whole number, and \2 is none"),
     (
@@ -25,14 +25,14 @@ SAID = (  # how argparse says it, and how we do
 
 
 class Formatter(argparse.HelpFormatter):
-    """argparse's own imports a dozen modules to learn how wide the terminal is."""
+    """argparse's own imports a dozen modules to find the terminal's width."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=help_width())
 
 
 def help_width() -> int:
-    """Characters of a line of help."""
+    """Characters in a line of help."""
     try:
         return os.get_terminal_size().columns - 2
     except OSError:
@@ -40,12 +40,12 @@ def help_width() -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """No abbreviations: --step would be our --steps and never reach a job that has a flag of that name."""
+    """Without abbreviations: --step would be taken for --steps, and never reach a job that has a flag --step."""
 
     def __init__(self, **settings: Any) -> None:
-        self.known: dict[str, argparse.Action] = {}  # by what begins with a dash
+        self.known: dict[str, argparse.Action] = {}  # arguments by their flag
         self.below: dict[str, Parser] = {}  # the parsers of commands, by name
-        self.job_flags = False  # arguments of a job are flags too
+        self.job_flags = False  # whether arguments of a job are flags too
         super().__init__(**settings, formatter_class=Formatter, allow_abbrev=False, add_help=False)
         self.add_argument("-h", "--help", action=Help, nargs=0, default=argparse.SUPPRESS, help="show this and end")
 
@@ -55,14 +55,14 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def error(self, message: str) -> NoReturn:
-        """argparse's messages as we would say them; those that are clear enough stay."""
+        """Report an error in our words; argparse's own message is kept if it is clear enough."""
         for pattern, ours in SAID:
             message = re.sub(pattern, ours, message)
         raise Mistake(f"{message}; see {self.prog} --help")
 
 
 class Help(argparse.Action):
-    """Shows the help; where a job is named, with the flags of that job."""
+    """Prints the help; if a job is named, with the flags of that job."""
 
     def __call__(
         self,
@@ -83,8 +83,8 @@ WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "t
 
 
 def add_job_flags(parser: Parser, job: str) -> None:
-    """List the flags of a job, read from its source; of a run, those of the job it was begun with. Help is shown in any case: where a job
-    can't be read, it says why."""
+    """Add the flags of a job to the help, read from its source; for a run, those of the job it was started with. If a
+    job can't be read, the help says why."""
     from shoestring.jobfile import OF_EVERY_JOB, flags_of, job_path
 
     group, hidden = parser.add_argument_group(f"flags of the job {os.path.basename(os.path.normpath(job))}"), []

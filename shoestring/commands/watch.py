@@ -15,7 +15,9 @@ class WatchCommand:
     run: tuple[str, ...] = argument(
         "run", "folders of runs, or a folder of such folders", (), positional=True, repeated=True
     )
-    host: str = argument("HOST", "address to listen on; another than this machine's own asks for a token", "127.0.0.1")
+    host: str = argument(
+        "HOST", "address to listen on; any other than this machine's own requires a token", "127.0.0.1"
+    )
     port: int = argument("PORT", "port to listen on (default: a free one)", 0, read=int)
 
 

@@ -1,4 +1,5 @@
-"""Sizes, shares and times of a compressed model as its page writes them: decimal units, as `--size 16MB` is meant, and .998 for 0.998."""
+"""Texts of sizes, shares and times on a compressed model's page: decimal units, as in `--size 16MB`, and .998 for
+0.998."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def size_text(size: float | None) -> str:
 
 
 def asked_size_text(size: float) -> str:
-    """A size as a person asked for it.
+    """A requested size, as the user would write it.
 
     >>> asked_size_text(16e6).replace(SPACE, " "), asked_size_text(13_500_000).replace(SPACE, " "), asked_size_text(600 << 20)[:7]
     ('16 MB', '13.5 MB', '629.146')
@@ -65,7 +66,7 @@ def share_text(share: float | None) -> str:
 
 
 def fidelity_text(fidelity: float | None) -> str:
-    """A fidelity with so many digits that two of its damage are seen.
+    """A fidelity with enough digits to show two significant digits of its damage.
 
     >>> [fidelity_text(one) for one in (0.99841, 0.99964, 0.97, 1.0, 1 - 1e-12, -0.25, 1e30)]
     ['.9984', '.99964', '.9700', '1', '.999999999', '-.2500', '1e+30']

@@ -1,6 +1,6 @@
-"""What can be asked of a compression: the flags of `shoestring compress` and the arguments of `shoestring.compress`.
+"""Options of a compression: flags of `shoestring compress` and arguments of `shoestring.compress`.
 
-Nothing heavy is imported: a wrong flag is told of at once.
+Imports nothing heavy, so that a wrong flag is reported at once.
 """
 
 from __future__ import annotations
@@ -12,46 +12,45 @@ from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.units import parse_seconds
 
-HOW = ("fresh", "use")  # how a run is begun; and techniques, which a request has of its own
+HOW = ("fresh", "use")  # how a run is started; and techniques, which a request stores in a field of its own
 
 
 @dataclass(frozen=True)
 class CompressArguments:
-    size: str | int | None = argument("BYTES", "most bytes on disk, such as 16MB")
-    latency: str | float | None = argument(
-        "TIME", "most time for an answer to one sample, 99 of 100 times, such as 5ms"
-    )
+    size: str | int | None = argument("BYTES", "largest size on disk, such as 16MB")
+    latency: str | float | None = argument("TIME", "largest latency of one sample (99th percentile), such as 5ms")
     keep: str | float | None = argument("SHARE", "least fidelity to the original on unseen data, such as 0.998")
-    metric: str | None = argument("NAME>=VALUE", "what a metric of the job must be, such as 'accuracy>=0.91'")
+    metric: str | None = argument("NAME>=VALUE", "bound on a metric of the job, such as 'accuracy>=0.91'")
     fidelity: str = argument(
         "",
-        "how outputs are compared: cosine of vectors, exp(-KL) of softmax (kl) or sigmoid (binary), R^2; auto (default): what "
-        "suits each, by what the job's loss does with it",
+        "how outputs are compared: cosine of vectors, exp(-KL) of softmax (kl) or sigmoid (binary), R^2; "
+        "auto (default): inferred for each output from the job's loss",
         "auto",
         choices=("auto", "cosine", "kl", "binary", "r2"),
     )
     output: tuple[str, ...] = argument(
-        "NAME", "compare this output; may be repeated (default: all, and the worst leads)", (), repeated=True
+        "NAME", "compare this output; may be repeated (default: all; the most damaged one counts)", (), repeated=True
     )
-    axis: str | int | None = argument("N", "axis of an output's classes or vectors (default: found)")
+    axis: str | int | None = argument("N", "axis of an output's classes or vectors (default: inferred)")
     use: tuple[str, ...] | None = argument(
         "TECHNIQUE",
         'exactly these techniques instead of choosing, such as "Quantize(bits=4)"; may be repeated',
         repeated=True,
     )
-    heal: str | None = argument("TIME", "let the small model learn from the original for so long (10m), without labels")
+    heal: str | None = argument(
+        "TIME", "train the small model towards the original for this long (10m), without labels"
+    )
     to: str | None = argument(
         "",
-        "write an ONNX file for onnxruntime into the folder as well, which keeps --size too; onnx-int8: products of whole "
-        "numbers, for speed",
+        "also write an ONNX file for onnxruntime, within --size too; onnx-int8: with int8 products, for speed",
         choices=("onnx", "onnx-int8"),
     )
-    newest: bool = argument("", "of a run: the newest weights, not those that were best in validation", False)
-    samples: str | int = argument("N", "unseen samples that the report is measured on (default 1024)", 1024)
-    fresh: bool = argument("", "begin anew in --out; what is there is kept aside", False)
+    newest: bool = argument("", "for a run: its newest weights, not those that were best in validation", False)
+    samples: str | int = argument("N", "number of unseen samples to measure the report on (default 1024)", 1024)
+    fresh: bool = argument("", "start over in --out; what is there is renamed, not deleted", False)
 
     def check(self) -> None:
-        """Refuse what can be refused without looking at a model."""
+        """Refuse what can be refused without inspecting a model."""
         if self.to not in (None, "onnx", "onnx-int8"):
             raise Mistake(f"--to {self.to!r}: give onnx or onnx-int8")
         if self.to:
@@ -63,13 +62,13 @@ class CompressArguments:
         limits = (self.size, self.latency, self.keep, self.metric, self.use)
         if all(one is None or one == "" for one in limits):
             raise Mistake(
-                "nothing says how small or how fast: give --size 16MB, --latency 5ms or --keep 0.998 (or techniques by --use)"
+                "no limit was given: give --size 16MB, --latency 5ms or --keep 0.998 (or techniques by --use)"
             )
         if self.heal is not None:
             parse_seconds(self.heal)
 
     def as_asked(self) -> dict[str, Any]:
-        """What a run keeps of it and compares when it goes on; False: it is not asked for, which counts as much."""
+        """The part of the options that a run stores and compares when it is resumed; False counts as not given."""
         budget = self.budget()
         found = {name: getattr(self, name) for name in arguments_of(type(self)) if name not in HOW} | {
             "size": budget.size,
@@ -101,13 +100,13 @@ class CompressCommand:
     )
     job_of_run: str | None = argument(
         "FILE",
-        "of a run, or of weights: the job that makes the model and its data, a file or a built-in one; no file that a run names is "
-        "ever run",
+        "for a run or weights: the job that makes the model and its data, a file or a built-in one; "
+        "a file that a run names is never executed",
         flag="--job",
         command_only=True,
     )
     asked: CompressArguments = group(CompressArguments)
     out: str | None = argument(
-        "DIR", "folder to write (default: NAME-compressed); one that was killed is gone on with", command_only=True
+        "DIR", "folder to write (default: NAME-compressed); a compression that was killed is resumed", command_only=True
     )
-    plan_only: bool = argument("", "choose and explain, and write nothing", False, command_only=True)
+    plan_only: bool = argument("", "show the plan and write nothing", False, command_only=True)

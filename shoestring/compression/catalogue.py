@@ -1,4 +1,4 @@
-"""The list of compression techniques. A new one is one file, and one line here."""
+"""The list of compression techniques. To add one, write a file and add a line here."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CLASHES: dict[frozenset[type[CompressTechnique]], str] = {
 
 
 def clash(one: CompressTechnique, other: CompressTechnique) -> str:
-    """Why two can't be combined; empty if they can."""
+    """Why two techniques can't be combined; empty if they can."""
     if type(one) is type(other):
         return f"{type(one).__name__} twice: choose one of its settings"
     return CLASHES.get(frozenset((type(one), type(other))), "")

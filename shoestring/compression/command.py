@@ -1,4 +1,4 @@
-"""shoestring compress: a smaller or faster model, within a size, a latency and a quality floor at once."""
+"""shoestring compress: make a model smaller or faster, within limits on size, latency and quality."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoestring.compression.source import ModelSource
     from shoestring.core.command import Call
 
-LOOKING = "looking at the model, and at what storing each weight otherwise would do to its answers …"
+LOOKING = "calibrating: measuring the damage of storing each weight in fewer bits …"
 
 
 def run(command: CompressCommand, call: Call) -> int:
@@ -30,18 +30,18 @@ def run(command: CompressCommand, call: Call) -> int:
     asked = command.asked
     asked.check()
     target = target_of(command)
-    from shoestring.compression.run import CompressRun, drawn, held_folder, options_of
+    from shoestring.compression.run import CompressRun, draw_page, held_folder, options_of
     from shoestring.compression.source import open_source
     from shoestring.runs.session import Session
 
-    options_of(asked, asked.use)  # a mistake in it is told now
+    options_of(asked, asked.use)  # reports a mistake in it now
     say(call, LOOKING)
     with ticking("looking at the model"):
         source = open_source(path, job_flags, best=not asked.newest, job=command.job_of_run)
         warn(source.notes)
         if command.plan_only:
             return planned_only(call, source, asked)
-    with Session(held_folder(source, target, asked), drawn, lambda text: warn([text])) as session:
+    with Session(held_folder(source, target, asked), draw_page, lambda text: warn([text])) as session:
         played = session.play(
             CompressRun(
                 session,
@@ -57,11 +57,11 @@ def run(command: CompressCommand, call: Call) -> int:
         if played.ended is None:
             say(call, f"{target} is finished; --fresh compresses anew")
         assert played.report is not None, "a compression that ends is finished"
-        return told(call, source, played.report, target)
+        return report_written(call, source, played.report, target)
 
 
 def planned_only(call: Call, source: ModelSource, asked: CompressArguments) -> int:
-    """Tell of the plan, and write nothing."""
+    """Print the plan and write nothing."""
     import json
 
     from shoestring.compression.command_text import plan_text
@@ -79,7 +79,7 @@ def show_plan(call: Call, found: CompressSession) -> None:
 
 
 def checked_source(command: CompressCommand, call: Call) -> tuple[str, dict[str, Any]]:
-    """What is to be compressed, and flags of the job; what can be told before torch is imported is told now."""
+    """The model to compress, and flags of its job; mistakes that need no torch are reported now."""
     from shoestring.compression.weight_source import is_weights, job_needed, refuse_onnx
     from shoestring.jobfile import job_path, parsed_flags
     from shoestring.planning.names import check_written
@@ -119,8 +119,8 @@ def target_of(command: CompressCommand) -> Path:
     return Path(command.out or f"{Path(command.job).name.removesuffix('.py')}-compressed")
 
 
-def told(call: Call, source: ModelSource, report: Mapping[str, Any], target: Path) -> int:
-    """Tell of a model that was written and measured."""
+def report_written(call: Call, source: ModelSource, report: Mapping[str, Any], target: Path) -> int:
+    """Report a model that was written and measured."""
     import json
 
     from shoestring.compression.command_text import measured_text
@@ -141,7 +141,7 @@ def told(call: Call, source: ModelSource, report: Mapping[str, Any], target: Pat
 
 
 def loading(source: ModelSource, target: Path) -> str:
-    """How a user loads the folder that was written."""
+    """How to load the folder that was written."""
     from shoestring.jobfile import BUILT_IN, job_path
 
     origin = source.job.origin
@@ -149,8 +149,8 @@ def loading(source: ModelSource, target: Path) -> str:
     return f"shoestring.load({str(target)!r}{', ' * bool(job)}{job})"
 
 
-def missed(broken: list[str]) -> int:
-    """The exit code: what was measured may miss what was asked for, which is told."""
+def exit_code(broken: list[str]) -> int:
+    """The exit code: the measured model may miss a requested limit, which is reported."""
     from shoestring.core.exit_codes import OVER_BUDGET
 
     for text in broken:

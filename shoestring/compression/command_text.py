@@ -1,4 +1,4 @@
-"""What the person in front of the terminal sees of a compression."""
+"""Terminal output of `shoestring compress`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def plan_text(session: CompressSession, screen: Screen) -> str:
-    """The plan, what it was chosen from, and which weights are stored how."""
+    """The plan, its alternatives, and how weights are stored."""
     from shoestring.compression.room import COLUMNS
     from shoestring.show.outcome import outcome_text
     from shoestring.show.terminal import plain
@@ -24,7 +24,7 @@ def plan_text(session: CompressSession, screen: Screen) -> str:
 
 
 def kinds(plan: CompressPlan) -> list[str]:
-    """How many numbers are stored in which form."""
+    """How many numbers are stored in each format."""
     from math import prod
 
     found: dict[str, int] = {}
@@ -55,7 +55,7 @@ def predicted_text(one: Mapping[str, Any]) -> str:
 
 
 def figures_in(report: Mapping[str, Any]) -> Figures:
-    """Predicted beside measured, as the report has them."""
+    """Predicted and measured figures of the report."""
     from shoestring.compression.session import QUANTITIES
     from shoestring.core.figures import figures
 
@@ -78,7 +78,7 @@ def metric_text(name: str, one: Mapping[str, Any]) -> str:
 
 
 def measured_text(report: Mapping[str, Any], screen: Screen) -> str:
-    """Predicted beside measured, then the job's own metric."""
+    """Predicted and measured figures, then the job's own metric."""
     from shoestring.show.terminal import table
 
     rows = [["", "predicted", "measured", "measured is"]]

@@ -1,6 +1,7 @@
-"""The report of a compression: what was asked for, predicted and measured. report.json is this as JSON; its page is drawn from this.
+"""The report of a compression: requested, predicted and measured values. report.json is its JSON; the page is drawn
+from it.
 
-Nothing heavy is imported: pages need it too.
+Imports nothing heavy, because pages need it too.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from shoestring.runs.plan_summary import UsedTechnique
 
 @dataclass(frozen=True)
 class Amount:
-    """Predicted beside measured; None: not known."""
+    """Predicted and measured; None: unknown."""
 
     predicted: float | None = None
     measured: float | None = None
 
     @property
     def known(self) -> float | None:
-        """What was measured; where nothing was, what was predicted."""
+        """The measured value, or else the predicted one."""
         return self.predicted if self.measured is None else self.measured
 
 
 @dataclass(frozen=True)
 class LatencyReport:
-    """Milliseconds of an answer."""
+    """Latency of one answer, in milliseconds."""
 
     p50: Amount = Amount()
     p99: Amount = Amount()
@@ -35,13 +36,13 @@ class LatencyReport:
 
 @dataclass(frozen=True)
 class OutputReport:
-    """How close one output of the model is to the original's."""
+    """Fidelity of one output of the model."""
 
     name: str
-    by: str = ""  # how it is compared,
-    why: str = ""  # and why so
+    by: str = ""  # the measure by which it is compared,
+    why: str = ""  # and the reason for it
     axis: int | None = None
-    n: int = 0  # answers
+    n: int = 0  # number of answers
     samples: int = 0
     standard_error: float | None = None
     predicted_standard_error: float | None = None
@@ -51,7 +52,7 @@ class OutputReport:
 
 @dataclass(frozen=True)
 class FidelityReport:
-    by: str = ""  # how the output that leads is compared
+    by: str = ""  # the measure of the leading output
     output: str = ""  # its name
     n: int | None = None
     samples: int | None = None
@@ -63,7 +64,7 @@ class FidelityReport:
 
 @dataclass(frozen=True)
 class MetricReport:
-    """A metric of the job, of the original and of the compressed model."""
+    """A metric of the job, for the original and for the compressed model."""
 
     original: float | None = None
     predicted: float | None = None
@@ -72,8 +73,8 @@ class MetricReport:
     n: int | None = None
     of: str = ""  # what is counted
     standard_error: float | None = None
-    interval: tuple[float, float] | None = None  # of 95 %
-    decided_by: str = ""  # the floor that was asked for
+    interval: tuple[float, float] | None = None  # 95 % confidence interval
+    decided_by: str = ""  # the requested bound
     undecided: str = ""
 
 
@@ -85,7 +86,7 @@ class PlainLatency:
 
 @dataclass(frozen=True)
 class PlainReport:
-    """The original."""
+    """The original model."""
 
     size_bytes: float | None = None
     memory_bytes: float | None = None
@@ -102,12 +103,12 @@ class LayerReport:
     bits: float | None = None
     bytes: int | None = None
     shape: tuple[int, ...] = ()
-    damage: float | None = None  # None: not known after healing
+    damage: float | None = None  # None: unknown after healing
 
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """What can be reached, by arithmetic."""
+    """A point of the frontier, by arithmetic."""
 
     size_bytes: float
     damage: float
@@ -116,13 +117,13 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class Healed:
-    """What healing did, on the batches that plans are confirmed with."""
+    """The effect of healing on the batches that confirm plans."""
 
     seconds: float
     steps: int
     before: float  # fidelity
     after: float
-    run: str = ""  # its folder
+    run: str = ""  # its run folder
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,8 @@ class CompressReport:
     frontier: tuple[FrontierPoint, ...] = ()
     exits: Mapping[str, Any] | None = None
     healed: Healed | None = None
-    asked: Mapping[str, float | str] = field(default_factory=dict)  # limits by name, and the metric's floor
-    missed: tuple[str, ...] = ()  # what was asked for and does not hold, in words
+    asked: Mapping[str, float | str] = field(default_factory=dict)  # limits by name, and the metric's bound
+    missed: tuple[str, ...] = ()  # requested limits that were missed, as text
     notes: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     onnx: OnnxReport | None = None

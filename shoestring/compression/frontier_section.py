@@ -1,9 +1,10 @@
-"""The frontier of a compression as a plot: what can be reached, what was chosen of it, what came out, and what was asked for.
+"""The frontier of a compression as a plot: what is possible, what was chosen and measured, and what was requested.
 
-    x   size; by its logarithm if the largest is more than five times the smallest
-    y   damage, 1 - fidelity, by its logarithm; its lowest line is no damage. If nothing has damage: fidelity itself
+    x   size; logarithmic if the largest is more than five times the smallest
+    y   damage, 1 - fidelity, logarithmic; the lowest line is no damage. If nothing has damage: fidelity itself
 
-Words in the plot are put where they lie over no others, and if there is room over no line either; the legend says everything as well.
+Labels in the plot are put where they cover no other label, and no line if there is room; the legend has everything as
+well.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from shoestring.show.page.drawing import BOTTOM, LEFT, RIGHT, TOP, Mark, Point, 
 
 MOST_POINTS, MOST_MARKS = 120, 6
 PREDICTED, MEASURED = attrgetter("predicted"), attrgetter("measured")
-NO_DAMAGE, HUGE = 1e-9, 1e18  # a damage below is rounding of float32; a figure above is no size and no damage
-WIDE = 5.0  # times the smallest size: from here on the logarithm
-LETTER, LINE = 9.0, 17.0  # of the words in the plot, which are bold, on a phone, where they are biggest
+NO_DAMAGE, HUGE = 1e-9, 1e18  # smaller damages are rounding of float32; larger figures are no sizes or damages
+WIDE = 5.0  # ratio from which on the size axis is logarithmic
+LETTER, LINE = 9.0, 17.0  # size of the plot's labels, which are bold, on a phone, where they are largest
 NEAR = (
     (11, -9, "start"),
     (11, -25, "start"),
@@ -36,7 +37,7 @@ FAR = ((-11, 20, "end"), (-11, -9, "end"), (-11, 36, "end"), (0, 25, "middle"), 
 
 @dataclass(frozen=True)
 class Reached:
-    """A point: what it costs, and what people are told of it."""
+    """A point with its size and damage, and its text."""
 
     size: float
     damage: float
@@ -60,7 +61,7 @@ class PlotAxis:
     marks: tuple[tuple[float, str], ...]
 
     def __call__(self, value: float) -> float:
-        """Where a value goes; what is too small for a logarithm goes to the end of the axis."""
+        """The position of a value; values too small for a logarithm are at the end of the axis."""
         if not self.logarithmic:
             return self.scale(value)
         return self.scale(max(self.scale.low, log10(value)) if value > 0 else self.scale.low)
@@ -76,14 +77,14 @@ class Frontier:
     rows_name: str
     columns: tuple[Mark, ...]
     columns_name: str
-    markers: tuple[tuple[str, Reached], ...]  # (predicted or measured, where)
-    across: tuple[tuple[str, float], ...]  # (x or y, where) of what was asked for
+    markers: tuple[tuple[str, Reached], ...]  # (predicted or measured, position)
+    across: tuple[tuple[str, float], ...]  # (x or y, position) of requested limits
     words: tuple[Word, ...]
     legend: tuple[tuple[str, str], ...]  # (kind, text)
 
 
 def frontier(report: CompressReport) -> Frontier | None:
-    """None where there is nothing to draw."""
+    """None if there is nothing to draw."""
     told = report.frontier
     found = sorted((one for entry in told if (one := reached(entry)) is not None), key=lambda one: one.size)
     amounts = {"predicted": chosen_point(report, PREDICTED), "measured": chosen_point(report, MEASURED)}
@@ -117,7 +118,7 @@ def frontier(report: CompressReport) -> Frontier | None:
     )
 
 
-# Reading
+# Reading the report
 
 
 def reached(one: FrontierPoint) -> Reached | None:
@@ -129,7 +130,7 @@ def reached(one: FrontierPoint) -> Reached | None:
 
 
 def chosen_point(report: CompressReport, of: Callable[[Amount], float | None]) -> Reached | None:
-    """What was predicted of the chosen point, or measured."""
+    """The predicted, or measured, values of the chosen point."""
     fidelity, size = of(report.fidelity.mean), of(report.size_bytes)
     if fidelity is None or size is None:
         return None
@@ -137,7 +138,7 @@ def chosen_point(report: CompressReport, of: Callable[[Amount], float | None]) -
 
 
 def asked_for(report: CompressReport) -> dict[str, float]:
-    """Bytes and damage that were asked for."""
+    """Requested bytes and damage."""
     size, quality = (report.asked.get(name) for name in ("size", "quality"))
     found = {"size": size} if isinstance(size, float) and 1 <= size < HUGE else {}
     return found | ({"damage": max(0.0, 1 - quality)} if isinstance(quality, float) and quality > -HUGE else {})
@@ -170,7 +171,7 @@ def size_axis(sizes: Sequence[float]) -> tuple[str, PlotAxis]:
 
 
 def damage_axis(damages: Sequence[float]) -> tuple[str, PlotAxis]:
-    """Its name, and where a damage goes on it: no damage is the lowest line where that is needed."""
+    """The name and scale of the axis; no damage gets a line of its own if needed."""
     some = [damage for damage in damages if damage > NO_DAMAGE]
     if not some:
         return "fidelity", PlotAxis(Scale(0.0, 1.0, TOP, BOTTOM), False, ((1.0, "0"), (0.5, ".5"), (0.0, "1")))
@@ -183,7 +184,7 @@ def damage_axis(damages: Sequence[float]) -> tuple[str, PlotAxis]:
 
 
 def log_marks(low: float, high: float) -> list[float]:
-    """Few round values between low and high, evenly by their logarithm where there are many.
+    """A few round values between low and high, evenly spaced on a logarithmic scale.
 
     >>> log_marks(8, 100), log_marks(0.0011, 0.0042), log_marks(1e-5, 0.2)
     ([10.0, 20.0, 50.0, 100.0], [0.002, 0.003, 0.004], [1e-05, 0.0001, 0.001, 0.01, 0.1])
@@ -198,14 +199,14 @@ def log_marks(low: float, high: float) -> list[float]:
 
 
 def columns(x: PlotAxis) -> tuple[Mark, ...]:
-    """Sizes below the plot; those at its ends stay inside."""
+    """Sizes below the plot; those at the ends stay inside."""
     places = [(x(value), text) for value, text in x.marks]
     return tuple(
         Mark(at, text, "start" if at < LEFT + 8 else "end" if at > RIGHT - 12 else "middle") for at, text in places
     )
 
 
-# Words
+# Labels
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
@@ -213,7 +214,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 def words(
     dots: Sequence[Reached], markers: Mapping[str, Reached], across: Mapping[str, float], asked: Mapping[str, float]
 ) -> Iterator[Word]:
-    """The names of lines and points, each at the first place where it lies over nothing else; none where there is no such place."""
+    """Labels of lines and points, each at the first place where it covers nothing else; left out if there is none."""
     lines = [
         *along_line([one.place for one in dots]),
         *([along_x(across["size"])] if "size" in across else []),
@@ -222,10 +223,7 @@ def words(
     taken = [(x - 8, y - 8, x + 8, y + 8) for x, y in (one.place for one in markers.values())]
     wanted: list[tuple[str, str, list[tuple[float, float, str]]]] = []
     upper = min(markers, key=lambda kind: markers[kind].place[1], default="")
-    for (
-        kind,
-        one,
-    ) in markers.items():  # the frontier falls from left to right: above and to the right of it there is room
+    for kind, one in markers.items():  # the frontier falls from left to right: there is room above and to the right
         x, y = one.place
         sides = NEAR + FAR if kind == upper else FAR + NEAR
         wanted.append((kind, kind, [(x + right, y + down, anchor) for right, down, anchor in sides]))
@@ -276,7 +274,7 @@ def is_free(box: Box, others: Sequence[Box]) -> bool:
 
 
 def along_line(points: Sequence[Point], step: float = 6.0) -> Iterator[Box]:
-    """The way through the points as small boxes."""
+    """A line through points as small boxes."""
     for (x, y), (right, down) in pairwise(points):
         count = ceil(max(abs(right - x), abs(down - y)) / step) or 1
         for place in range(count + 1):
@@ -302,7 +300,7 @@ def legend(
 
 
 def label_of(found: Sequence[Reached], chosen: Mapping[str, Reached]) -> str:
-    """For who can't see it."""
+    """For screen readers."""
     reach = [f"From {found[0].text} to {found[-1].text}"] if found else []
     return "Size against damage. " + ". ".join(
         reach + [f"{kind.capitalize()}: {one.text}" for kind, one in chosen.items()]

@@ -1,10 +1,11 @@
-"""Healing: the packed model learns what the original says, by the ordinary training loop, and is packed again in the same bytes.
+"""Healing: train the compressed model towards the original's outputs, with the ordinary training loop, and pack it
+again in the same formats.
 
-    plan -> forms -> latent forms (trainable) -> a run beside the folder: NAME-healing -> forms -> folder
+    plan -> formats -> trainable formats -> a run beside the folder: NAME-healing -> formats -> folder
 
-It needs no labels: the loss is the damage itself, and how far states between blocks are from the original's (`states.py`). The run
-is kept in a folder of its own, so that a healing that was killed goes on when the same command is given again; `shoestring watch` shows it
-meanwhile.
+No labels are needed: the loss is the damage itself, plus the distance of hidden states from the original's
+(calibration/hidden_states.py). The run has its own folder, so that the same command resumes a healing that was killed;
+`shoestring watch` shows it meanwhile.
 """
 
 from __future__ import annotations
@@ -39,20 +40,15 @@ from shoestring.core.units import parse_seconds
 from shoestring.runs.options import RunOptions
 from shoestring.training.execution.script_steps import kept_steps, steps_here
 
-OBJECTIVES = {
-    COSINE: "cosine",
-    KL: "kl",
-    BINARY: "mse",
-    R2: "mse",
-}  # how an output is compared -> what the distillation calls it
+OBJECTIVES = {COSINE: "cosine", KL: "kl", BINARY: "mse", R2: "mse"}  # measure of an output -> the distillation loss
 BEGUN = "begun.json"
-RATES = (1.0, 3.0, 10.0)  # times what a form proposes: which of them heals best is tried
-TRIED = 0.04  # of the steps, for each of them;
-FEWEST = 8  # fewer steps than that tell nothing
+RATES = (1.0, 3.0, 10.0)  # factors on the learning rate that a format proposes; each is tried
+TRIED = 0.04  # fraction of the steps for each trial;
+FEWEST = 8  # with fewer steps, a trial tells nothing
 
 
 def healed(session: CompressSession, time: str, folder: Path) -> CompressSession:
-    """The session with weights that have learned from the original for so long."""
+    """The session with weights that were trained towards the original for `time`."""
     seconds = parse_seconds(time)
     plan = session.plan
     forms = {name: one.what.way.form for name, one in plan.details.allocation.items()}
@@ -61,19 +57,19 @@ def healed(session: CompressSession, time: str, folder: Path) -> CompressSession
             f"--heal trains numbers on grids and plain ones, and {plan} has none of them: heal before it, or leave --heal out"
         )
     lesson = HealingSettings(session, student_of(session, forms), folder)
-    job = lesson.begun(seconds)
+    job = lesson.begin_job(seconds)
     model = lesson.student()
     kept = RunOptions(run=folder / "run", save_every=f"{max(min(30.0, seconds / 10), 0.001):.3f}s")
     for _ in drawing_apart(kept_steps(job, (), model, kept)):
         pass
     model.cpu()
-    session.source.model.cpu()  # the teacher goes where the student is
+    session.source.model.cpu()  # the teacher must be on the student's device
     learned = {name: one.pack() if isinstance(one, TrainableFormat) else one for name, one in formats_of(model).items()}
     return with_forms(session, learned, seconds, job.steps, folder)
 
 
 def student_of(session: CompressSession, forms: dict[str, WeightFormat]) -> Callable[[], nn.Module]:
-    """A factory of the trainable model: always the same one, because a run that goes on makes it anew."""
+    """A factory that always makes the same trainable model, because a resumed run makes it again."""
     study = session.plan.details.cost.study
     base = copy.deepcopy(study.model)
 
@@ -90,8 +86,8 @@ def student_of(session: CompressSession, forms: dict[str, WeightFormat]) -> Call
 
 
 def answering(model: nn.Module) -> nn.Module:
-    """The model, which stays in the mode in which it answers while it learns: what dropout would draw, and what the statistics of batch
-    norms would become, is not what is packed."""
+    """The model, fixed in evaluation mode during training: random dropout and new batch norm statistics would not be
+    packed."""
     model.eval()
     model.train = lambda mode=True: model  # type: ignore[method-assign]
     return model
@@ -99,23 +95,23 @@ def answering(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class HealingSettings:
-    """A healing before its run begins: how many steps, at what rate."""
+    """The settings of a healing: number of steps, and learning rate."""
 
     session: CompressSession
     student: Callable[[], nn.Module]
     folder: Path
 
-    def begun(self, seconds: float) -> Job:
-        """The job, as it was begun once: other timings and trials would end with other weights."""
+    def begin_job(self, seconds: float) -> Job:
+        """The healing's job, determined once: other timings and trials would lead to other weights."""
         plan = digest(self.session, seconds)
         kept = kept_beginning(self.folder, plan)
         if kept is None:
-            kept = {"plan": plan, **self.chosen(seconds)}
+            kept = {"plan": plan, **self.choose_settings(seconds)}
             write_whole(self.folder / BEGUN, sealed(kept))
         return self.job(kept["rate"], kept["objective"], steps=kept["steps"])
 
-    def chosen(self, seconds: float) -> dict[str, Any]:
-        """What is to be learned, in how many steps, and at which rate, by trying each for a few of them."""
+    def choose_settings(self, seconds: float) -> dict[str, Any]:
+        """What to learn, the number of steps, and the learning rate, found by trying each rate for a few steps."""
         source, batch = self.session.source, self.session.given.calibration[0]
         states = matching_states(
             self.student(), source.model, source.job.forward, batch, self.session.plan.details.cost.about["edits"]
@@ -125,15 +121,15 @@ class HealingSettings:
         few = int(TRIED * steps)
         if few < FEWEST:
             return {"steps": steps, "rate": 1.0, "objective": wanted}
-        tried = {rate: self.tried(self.job(rate, wanted, steps=few)) for rate in RATES}
+        tried = {rate: self.damage_after(self.job(rate, wanted, steps=few)) for rate in RATES}
         return {
             "steps": steps - few * len(RATES),
             "rate": min(tried, key=lambda rate: tried[rate]),
             "objective": wanted,
         }
 
-    def tried(self, job: Job) -> float:
-        """The damage after it."""
+    def damage_after(self, job: Job) -> float:
+        """The damage after a trial."""
         model = self.student()
         for _ in drawing_apart(steps_here(job, (), model)):
             pass
@@ -169,7 +165,7 @@ class HealingSettings:
 
 
 def digest(session: CompressSession, seconds: float) -> str:
-    """Of all that a healing begins with: the packed weights, how they are stored, and for how long they learn."""
+    """A digest of the healing's start: packed weights, formats and duration."""
     plan = session.plan
     found = hashlib.sha256(
         manifest(plan.details.cost.about, plan.details.cost.specs(plan.details.allocation), plan.details.cost.buffers)
@@ -182,7 +178,7 @@ def digest(session: CompressSession, seconds: float) -> str:
 
 
 def kept_beginning(folder: Path, plan: str) -> dict[str, Any] | None:
-    """How a healing was begun here; None if it was not."""
+    """The settings of a healing that was started here; None if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         kept = unsealed(read_regular(folder / BEGUN))[0]
@@ -201,14 +197,14 @@ def kept_beginning(folder: Path, plan: str) -> dict[str, Any] | None:
         or not isinstance(kept.get("objective"), str)
         or not (isinstance(kept.get("rate"), float) and 0 < kept["rate"] < float("inf"))
     ):
-        raise Mistake(f"{folder / BEGUN} says what can't be ({str(kept)[:120]}): remove {folder} to heal anew")
+        raise Mistake(f"{folder / BEGUN} has impossible content ({str(kept)[:120]}): remove {folder} to heal anew")
     return kept
 
 
 def with_forms(
     session: CompressSession, learned: dict[str, WeightFormat], seconds: float, steps: int, folder: Path
 ) -> CompressSession:
-    """The session with other numbers in the same forms."""
+    """The session with other numbers in the same formats."""
     plan, study, batches = session.plan, session.plan.details.cost.study, session.given.checked
     made = plan.detailed(learned=learned)
     found = study.comparison(batches, compressed_model(made).model, session.source.model).fidelity

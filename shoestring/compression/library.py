@@ -1,4 +1,4 @@
-"""The library's door to compression: `shoestring.compress` and `shoestring.load`."""
+"""The library function `shoestring.compress`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from shoestring.compression.arguments import CompressArguments
 from shoestring.compression.load import load
-from shoestring.compression.run import CompressRun, drawn, held_folder, options_of
+from shoestring.compression.run import CompressRun, draw_page, held_folder, options_of
 from shoestring.compression.session import loaded_model
 from shoestring.compression.source import (
     ModelSource,
@@ -39,11 +39,11 @@ __all__ = ["Smaller", "compress", "load"]
 
 @dataclass(frozen=True)
 class Smaller:
-    """A model that was compressed."""
+    """A compressed model."""
 
-    model: nn.Module = field(repr=False)  # computes from the packed weights, as `shoestring.load(folder)` gives it
+    model: nn.Module = field(repr=False)  # computes from packed weights, as returned by `shoestring.load(folder)`
     folder: Path
-    report: Mapping[str, Any] = field(repr=False)  # everything, as `shoestring compress --json` prints it
+    report: Mapping[str, Any] = field(repr=False)  # everything that `shoestring compress --json` prints
 
 
 @speaking_of_arguments()
@@ -69,30 +69,30 @@ def compress(
     model: nn.Module | None = None,
     **flags: Any,
 ) -> Smaller:
-    """A smaller or faster model, within a size, a latency and a quality floor at once, written to the folder `out`.
+    """Compress a model within limits on size, latency and quality, and write it to the folder `out`.
 
         small = shoestring.compress(job, "small", size="16MB", keep=0.998, model=trained)
         print(small.report["fidelity"]["mean"])
 
     source      a Job, the path of a job file, the name of a built-in one, or the folder of a run; `flags` are the file's own. With job=:
                 weights, as a safetensors file, a state dict that torch.save wrote, or a Hugging Face folder
-    job         of a run, or of weights: the path of the job file, the Job, or a function that gives one, that makes the model and its data.
-                A run of a built-in job needs none; what another run names is not run. Numbers among its flags are the run's, texts are
-                given again
-    size, latency, keep    budgets: bytes on disk, time of an answer to one sample (99 of 100), least fidelity on unseen data
-    metric      what a metric of the job must be: "accuracy>=0.91"
+    job         for a run or weights: the job file, a Job, or a function that returns one; it makes the model and its data.
+                A run of a built-in job needs none; a job file that a run names is not executed. Number flags are the run's, text flags must
+                be given again
+    size, latency, keep    limits: bytes on disk, latency of one sample (99th percentile), least fidelity on unseen data
+    metric      bound on a metric of the job: "accuracy>=0.91"
     use         exactly these techniques instead of choosing: ["Quantize(bits=4)"]
-    fidelity    how outputs are compared: "cosine", "kl", "binary" or "r2"; "auto": what suits each, by the job's loss
-    output      names of the outputs that are compared; all, if none is named: the worst of them leads
-    axis        of an output's classes, or of its vectors, where it is not the one that is found
-    samples     that the report is measured on, and nothing was chosen by
-    heal        let the small model learn from the original for so long ("10m"), without labels; kept beside `out`
-    to          write an ONNX file into the folder as well: "onnx", or "onnx-int8" for products of whole numbers
-    newest      of a run: its newest weights, not those that were best in validation
-    fresh       begin anew in `out`, and keep aside what is there. Without it, the same call goes on with a compression that was killed,
-                and gives one that is finished as it is
-    model       the trained model, if it is not the one that the job makes; it stays as it is. Of weights: the model that they belong to,
-                whose own are not looked at
+    fidelity    how outputs are compared: "cosine", "kl", "binary" or "r2"; "auto": inferred for each output from the job's loss
+    output      names of the outputs to compare; default: all. The most damaged one counts
+    axis        an output's axis of classes, or of its vectors, if the inferred one is wrong
+    samples     number of samples for the report, on which nothing was chosen
+    heal        train the small model towards the original for this time ("10m"), without labels; its run is stored beside `out`
+    to          also write an ONNX file into the folder: "onnx", or "onnx-int8" for int8 products
+    newest      use a run's newest weights instead of those that were best in validation
+    fresh       start over in `out`, and rename what is there. Without it, the same call resumes a compression that was killed,
+                and returns a finished one unchanged
+    model       the trained model, if the job does not make it; it is not changed. For weights: the model that they belong to,
+                whose own weights are ignored
 
     Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
@@ -113,9 +113,9 @@ def compress(
         fresh=fresh,
     )
     arguments.check()
-    options_of(arguments, given)  # a mistake in it is told now
+    options_of(arguments, given)  # reports a mistake in it now
     found = source_of(source, model, flags, job, newest)
-    with Session(held_folder(found, Path(out), arguments), drawn, by_script=True) as session:
+    with Session(held_folder(found, Path(out), arguments), draw_page, by_script=True) as session:
         played = session.play(CompressRun(session, found, arguments, given))
         assert played.report is not None, "a compression that ends is finished"
         return Smaller(loaded_model(found, Path(out)), Path(out), played.report)

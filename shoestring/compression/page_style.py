@@ -1,5 +1,4 @@
-"""What the page of a compressed model has in its style beside what all pages have: its frontier, and a table of layers
-that stands on end on a phone."""
+"""The CSS that only pages of compressed models need: the frontier, and a table of layers that is stacked on a phone."""
 
 from __future__ import annotations
 

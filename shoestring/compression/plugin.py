@@ -1,4 +1,4 @@
-"""What compression brings to the code that all rooms share."""
+"""Compression as a room: what it supplies to the code that all rooms share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CompressionPlugin(RoomPlugin):
         return (
             Command(
                 "distill",
-                "train a student to say what its teachers say",
+                "train a student towards its teachers' outputs",
                 "shoestring.compression.distillation.options:DistillCommand",
                 "shoestring.compression.distillation.command:run",
                 JOBS,
@@ -37,7 +37,7 @@ class CompressionPlugin(RoomPlugin):
             ),
             Command(
                 "compress",
-                "a smaller or faster model: down to a size, a latency and a quality at once",
+                "make a model smaller or faster, within limits on size, latency and quality",
                 "shoestring.compression.arguments:CompressCommand",
                 "shoestring.compression.command:run",
                 JOBS,

@@ -1,4 +1,4 @@
-"""The compression room: what the chooser chooses among, and how a candidate is confirmed by really compressing the model."""
+"""The compression room: its catalogue and objective, and how candidates are confirmed by compressing the model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from shoestring.compression.allocate import Allocation
-from shoestring.compression.calibration.calibration import Calibration, unharmed
+from shoestring.compression.calibration.calibration import Calibration, perfect_fidelity
 from shoestring.compression.calibration.fidelity import Fidelity, FidelitySums
 from shoestring.compression.calibration.latency import Latency, latencies, one_sample
 from shoestring.compression.calibration.output_kinds import AUTO, measures_of
@@ -34,21 +34,21 @@ from shoestring.planning.room import Candidate, Room
 
 DAMAGE = Quantity("damage", "damage", "share")
 SIZE = Quantity("size_bytes", "size")
-COLUMNS = (SIZE, Quantity("median_seconds", "an answer", "seconds"), DAMAGE)  # by which plans are compared
+COLUMNS = (SIZE, Quantity("median_seconds", "an answer", "seconds"), DAMAGE)  # the columns of the table of plans
 NONE: Mapping[str, WeightFormat] = {}
-TRIES = 4  # allocations for a quality floor, each corrected by what the last one really did
+TRIES = 4  # allocations for a quality floor; each is corrected by the measured excess of the last one
 
 
 @dataclass(frozen=True)
 class CompressionDetails:
-    """What compression adds to a plan: which weight is stored how."""
+    """A compression's own part of its plan: how each weight is stored."""
 
     cost: ModelCost = field(repr=False, compare=False)
-    first: Calibration = field(repr=False, compare=False)  # of the model as it was given
-    checked: Fidelity | None = field(default=None, compare=False)  # measured, on batches that calibration did not see
+    first: Calibration = field(repr=False, compare=False)  # of the given model
+    checked: Fidelity | None = field(default=None, compare=False)  # measured on batches that calibration did not see
     learned: Mapping[str, WeightFormat] = field(
         default_factory=dict, repr=False, compare=False
-    )  # by healing, in the place of what was rounded
+    )  # replaced by healing; None: as rounded
 
     @property
     def allocation(self) -> Allocation[StorageOffer]:
@@ -77,8 +77,8 @@ CompressOutcome = Outcome[CompressPlan]
 
 
 def compressed_model(plan: CompressPlan) -> Compressed:
-    """The model, compressed as planned: a copy."""
-    return compressed(plan.techniques, plan.details.cost, plan.details.first, plan.details.learned)
+    """A copy of the model, compressed as planned."""
+    return compress_model(plan.techniques, plan.details.cost, plan.details.first, plan.details.learned)
 
 
 class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
@@ -104,18 +104,18 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         budget, self.first = cost.wanted, cost.study
         self.objective = SIZE if budget.size is None and budget.quality is not None else DAMAGE
         self.budget, self.batches, self.original, self.catalogue = budget, checked, original, tuple(catalogue)
-        self.wanted: list[dict[str, ScratchTensor]] | None = None  # what the original says
-        self.timed: Latency | None = None  # the answers that had to wait most while they were timed
+        self.wanted: list[dict[str, ScratchTensor]] | None = None  # the original's outputs
+        self.timed: Latency | None = None  # the timing whose calls waited longest for a core
 
     def sketch(self, one: Candidate[CompressTechnique, ModelCost]) -> CompressPlan:
         return CompressPlan(one.techniques, one.exactness, one.known, CompressionDetails(one.cost, self.first))
 
     def confirm(self, one: Candidate[CompressTechnique, ModelCost]) -> CompressPlan:
-        """The model really compressed, and compared with the original. A quality floor that sums of damages only seemed to keep is asked
-        for once more, with damages corrected by how far off they were; a latency likewise."""
+        """Compress the model and compare it with the original. If a quality floor is kept by the sum of damages but not
+        by the measurement, allocate again with damages scaled by the measured excess; the same for latency."""
         cost = one.cost
         for _ in range(TRIES):
-            found, late = self.compared(one.techniques, cost)
+            found, late = self.measure_candidate(one.techniques, cost)
             known = {**cost.known, "quality": max(found.mean, 0.0), "damage": found.damage}
             if late is not None:
                 median = cost.known["median_seconds"] + late
@@ -131,31 +131,33 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
                 return plan
         return plan
 
-    def compared(self, techniques: Sequence[CompressTechnique], cost: ModelCost) -> tuple[Fidelity, float | None]:
-        """What the model really does; where a latency counts, also by how many seconds an answer is later than reckoned."""
+    def measure_candidate(
+        self, techniques: Sequence[CompressTechnique], cost: ModelCost
+    ) -> tuple[Fidelity, float | None]:
+        """Measured fidelity; if there is a latency limit, also the seconds by which an answer exceeds the prediction."""
         study = cost.study
-        if not techniques:  # the model as it is
-            return unharmed(study.measures), None
+        if not techniques:  # the model unchanged
+            return perfect_fidelity(study.measures), None
         if self.wanted is None:
             self.wanted = [
                 {name: self.first.scratch.keep(one) for name, one in study.said([batch], self.original)[0].items()}
                 for batch in self.batches
             ]
-        made, comparison = compressed(techniques, cost, self.first).model, FidelitySums(study.measures)
+        made, comparison = compress_model(techniques, cost, self.first).model, FidelitySums(study.measures)
         for batch, wanted in zip(self.batches, self.wanted, strict=True):
             comparison.add(
                 study.said([batch], made)[0], {name: self.first.scratch.read(place) for name, place in wanted.items()}
             )
         if not comparison.finite and not self.budget.broken(
             cost.known
-        ):  # else it is only told of, as the nearest that there is
+        ):  # otherwise it is only shown, as the nearest plan
             raise Mistake("the compressed model's outputs have numbers that are not finite: allow more bytes")
         found = comparison.fidelity
         if self.budget.latency is None:
             return found, None
         mine, plain = latencies(
             [made, self.original], study.forward, study.sample
-        )  # in turns: the machine is not what it was before
+        )  # called alternately, because the machine's speed changes over time
         self.timed = mine if self.timed is None or mine.busy > self.timed.busy else self.timed
         return found, mine.p50 / plain.p50 * self.first.clock.median - cost.known["median_seconds"]
 
@@ -180,7 +182,7 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
 
 
 def excess(cost: ModelCost, found: Fidelity) -> float:
-    """By what factor the damage of the leading output exceeds what was reckoned; 0 if nothing was."""
+    """The factor by which the measured damage of the leading output exceeds the prediction; 0 if none was predicted."""
     leading = max(range(len(found.damages)), key=lambda place: found.damages[place])
     dead = cost.study.base.damages[leading]
     reckoned = cost.sums.damages(cost.allocation)[leading] - dead
@@ -195,7 +197,8 @@ def plain_cost(
     wanted: Sequence[str] = (),
     axis: int | None = None,
 ) -> ModelCost:
-    """What the model costs as it is. `measure`, `wanted`, `axis`: how which outputs are compared, where the user says it."""
+    """The cost of the uncompressed model. `measure`, `wanted`, `axis`: how to compare which outputs, if the user says
+    so."""
     measures, notes = measures_of(source.job, source.model, given.calibration, wanted, measure, axis)
     study = Calibration(
         source.model,
@@ -209,15 +212,17 @@ def plain_cost(
     return ModelCost(study, budget, buffers_of(source.model), source.about, plain_offers(study))
 
 
-def compressed(
+def compress_model(
     techniques: Sequence[CompressTechnique],
     cost: ModelCost,
     first: Calibration,
     learned: Mapping[str, WeightFormat] = NONE,
 ) -> Compressed:
-    """The model of the first study with these techniques: a copy, the given one stays as it is."""
+    """The calibrated model with these techniques applied: a copy."""
     forms = {name: one.what.way.form for name, one in cost.allocation.items() if one.what.technique == ""}
-    own = {id(one): one for one in first.model.parameters()}  # forms take their place, so they are not copied
+    own = {
+        id(one): one for one in first.model.parameters()
+    }  # formats replace these weights, so they need not be copied
     made = applied(techniques, Compressed(copy.deepcopy(first.model, own), first, cost.allocation, forms))
     return place_and_decode(replace(made, forms={**made.forms, **learned}))
 
@@ -229,7 +234,7 @@ def plan_compression(
     use: Sequence[str | CompressTechnique] | None = None,
     catalogue: Sequence[type[CompressTechnique]] = CATALOGUE,
 ) -> CompressOutcome:
-    """The best plan within the budget, or exactly the techniques that are asked for. Raises OverBudget with the nearest."""
+    """The best plan within the budget, or exactly the requested techniques. Raises OverBudget with the nearest plan."""
     room = CompressRoom(cost, checked, original, catalogue)
     plain = room.confirm(asked_for((), cost))
     techniques = None

@@ -1,7 +1,8 @@
-"""A compression as a run in a folder: gone on with after a kill, refused to a second process, watched and reported like any other.
+"""A compression as a run in a folder: resumed after a kill, refused to a second process, watched and reported like any
+other run.
 
-Whoever is killed looks at the model again, and comes to the same weights; a healing goes on from its last checkpoint, in a run of its own
-beside the folder (healing.py).
+A killed compression calibrates the model again and arrives at the same weights; a healing is resumed from its last
+checkpoint, in a run of its own beside the folder (healing.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shoestring.compression.healing import healed
 from shoestring.compression.onnx.sized import OnnxFile, onnx_file
 from shoestring.compression.room import CompressOutcome, CompressPlan
 from shoestring.compression.sections import compression_page
-from shoestring.compression.session import CompressOptions, CompressSession, begun, nearest_session
+from shoestring.compression.session import CompressOptions, CompressSession, begin_session, nearest_session
 from shoestring.compression.source import ModelSource
 from shoestring.compression.technique import CompressTechnique
 from shoestring.core.codec import Unreadable, finite_json, to_json
@@ -36,12 +37,12 @@ from shoestring.runs.session import Execution, Session
 from shoestring.show.page import page
 from shoestring.training.execution.script_run import request_of
 
-Use = tuple[str | CompressTechnique, ...] | None  # techniques that a user names, perhaps some of a script's own
+Use = tuple[str | CompressTechnique, ...] | None  # techniques that the user named; a script may name its own
 Tell = Callable[[str], None]
 
 
 def options_of(arguments: CompressArguments, use: Use) -> CompressOptions:
-    """What is asked for, as what it means."""
+    """The options in parsed form."""
     return CompressOptions(
         arguments.budget(),
         parse_floor(arguments.metric) if arguments.metric else None,
@@ -54,7 +55,7 @@ def options_of(arguments: CompressArguments, use: Use) -> CompressOptions:
 
 
 def held_folder(source: ModelSource, out: Path, arguments: CompressArguments) -> OpenedRun:
-    """The folder of a compression, locked: a new one, or the one that is there if the same is asked for."""
+    """The locked folder of a compression: a new one, or the existing one if its request is the same."""
     request, job = request_of(source.job, source.model)
     asked = replace(
         request,
@@ -72,34 +73,34 @@ def held_folder(source: ModelSource, out: Path, arguments: CompressArguments) ->
     return held
 
 
-def drawn(told: Report) -> str:
-    """The page of a compression: of the model when it is there, and before that of the run."""
+def draw_page(told: Report) -> str:
+    """The page of a compression: the model's if it exists, before that the run's."""
     return compression_page(told.of_room) if isinstance(told.of_room, CompressReport) else page(told)
 
 
 @dataclass(frozen=True)
 class CompressResult:
-    """What came of a compression."""
+    """The result of a compression."""
 
     report: CompressReport
-    unfinished: ClassVar[bool] = False  # whoever is killed begins again
+    unfinished: ClassVar[bool] = False  # a killed compression starts again
 
 
 @dataclass
 class CompressRun(Execution[CompressPlan, CompressResult]):
-    """What is done in the folder that a session holds."""
+    """A compression in a folder that a session holds."""
 
     keeps_plan: ClassVar[bool] = False
 
     session: Session
     source: ModelSource
     arguments: CompressArguments
-    use: Use  # the techniques themselves, which only a script has
-    say: Tell = lambda text: None  # to whoever looks on
+    use: Use  # the technique objects, which only a script has
+    say: Tell = lambda text: None  # receives messages
     warn: Tell = lambda text: None
-    show: Callable[[CompressSession], None] = lambda work: None  # is called with what was chosen
-    doing: Callable[[str], AbstractContextManager[object]] = nullcontext  # is entered while something takes long
-    work: CompressSession | None = None  # once there is a plan
+    show: Callable[[CompressSession], None] = lambda work: None  # called with the chosen plan
+    doing: Callable[[str], AbstractContextManager[object]] = nullcontext  # entered while something takes long
+    work: CompressSession | None = None  # set once there is a plan
 
     @property
     def folder(self) -> Path:
@@ -132,7 +133,7 @@ class CompressRun(Execution[CompressPlan, CompressResult]):
             work = self.heal(work, self.arguments.heal)
         with self.onnx(work) as (work, file, draft):
             note(self.folder, Begun(pid=os.getpid(), steps=1, step=0, how=looked_at(work)))
-            measured = work.packed(self.folder)
+            measured = work.write_and_measure(self.folder)
             report = work.report(measured, self.folder)
             if file is not None:
                 draft.replace(self.folder / "model.onnx")
@@ -156,7 +157,8 @@ class CompressRun(Execution[CompressPlan, CompressResult]):
 
     @contextmanager
     def onnx(self, work: CompressSession) -> Iterator[tuple[CompressSession, OnnxFile | None, Path]]:
-        """The draft of the ONNX file, if one is asked for, and the plan that it is of: its size may ask for a smaller one."""
+        """The draft of the ONNX file, if requested, with the session of its plan, which may be a smaller one because of
+        the file's size."""
         draft = self.folder / f"model.onnx.tmp-{os.getpid()}"
         try:
             if self.arguments.to is None:
@@ -174,9 +176,9 @@ class CompressRun(Execution[CompressPlan, CompressResult]):
 
 
 def plan(source: ModelSource, options: CompressOptions, heal: str | None, say: Tell) -> CompressSession:
-    """The plan; with healing, the nearest one if only its fidelity falls short, because that is what healing mends."""
+    """The plan. With healing, if only fidelity falls short, the nearest plan, because healing repairs that."""
     try:
-        return begun(source, options)
+        return begin_session(source, options)
     except OverBudget as error:
         if heal is None or (found := nearest_session(source, options, error)) is None:
             raise
@@ -185,7 +187,7 @@ def plan(source: ModelSource, options: CompressOptions, heal: str | None, say: T
 
 
 def looked_at(work: CompressSession) -> str:
-    """What was looked at, in a line."""
+    """One line about the calibration."""
     known, given = work.plain.numbers(), work.given
     return (
         f"{len(work.plan.details.allocation)} weights of {work.source.name}, {bytes_text(known['size_bytes'])} as they are, looked at on "

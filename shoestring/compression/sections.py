@@ -1,6 +1,6 @@
-"""The page of a compressed model: what was asked for, what was predicted, what came out, and where each byte and each damage is.
+"""The page of a compressed model: requested, predicted and measured values, and the bytes and damage of each weight.
 
-CompressReport  ->  page, one HTML document without a script
+CompressReport -> page, one HTML document without a script
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shoestring.show.page.tiles import Tile
 from shoestring.show.page.words import counted, loss_text
 
 render = renderer("shoestring.compression")
-MOST_LAYERS, MOST_ROWS, MOST_NOTES = 200, 12, 30  # what keeps the page small
+MOST_LAYERS, MOST_ROWS, MOST_NOTES = 200, 12, 30  # limits that keep the page small
 FAR = 1e6
 TIMES = " \N{MULTIPLICATION SIGN} "
 MEDIAN, TAIL = "An answer, median", "An answer, 99 of 100"
@@ -68,7 +68,7 @@ def compression_content(report: CompressReport) -> Markup:
         frame=FRAME,
         plan=plan_rows((report.techniques or ())[:MOST_ROWS]),
         told_plan=report.techniques is not None,
-        healed=healed(report),
+        healed=healing_text(report),
         layers=layers(report),
         notes=report.notes[:MOST_NOTES],
         notes_more=len(report.notes) - MOST_NOTES,
@@ -84,7 +84,7 @@ def name_of(report: CompressReport) -> Markup:
 
 
 def state_of(report: CompressReport) -> tuple[str, str]:
-    """Class and word of the pill; empty where nothing was measured."""
+    """CSS class and word of the state; empty if nothing was measured."""
     if report.missed:
         return "warned", "Not what was asked for"
     return ("finished", "Compressed") if report.size_bytes.measured is not None else ("", "")
@@ -106,7 +106,7 @@ def headline(report: CompressReport) -> str:
 
 
 def asked_texts(report: CompressReport) -> Iterator[str]:
-    """What was asked for, as flags: `size 16 MB`, `keep .998`."""
+    """Requested limits as text: `size 16 MB`, `keep .998`."""
     texts = {
         "size": ("size", asked_size_text),
         "quality": ("keep", asked_share_text),
@@ -118,7 +118,7 @@ def asked_texts(report: CompressReport) -> Iterator[str]:
 
 
 def tiles(report: CompressReport) -> Iterator[Tile]:
-    """The figures one looks at first, big."""
+    """The most important figures."""
     plain, size, memory = report.plain, report.size_bytes.known, report.memory_bytes.known
     if size is not None:
         yield Tile(
@@ -147,7 +147,7 @@ def tiles(report: CompressReport) -> Iterator[Tile]:
 
 
 def above(value: float, report: CompressReport, limit: str) -> bool:
-    """Whether it is more than was asked for."""
+    """Whether it exceeds the requested limit."""
     most = report.asked.get(limit)
     return isinstance(most, float) and value > most
 
@@ -168,7 +168,7 @@ def times(before: float | None, now: float, less: str, more: str) -> str:
 
 @dataclass(frozen=True)
 class FigureRow:
-    """All as text, with a dash for what is not known."""
+    """A row of text cells, with a dash for unknown values."""
 
     name: str
     predicted: str
@@ -178,7 +178,7 @@ class FigureRow:
 
 
 def rows(report: CompressReport) -> Iterator[FigureRow]:
-    """Figures predicted and measured, with the original's. A fidelity is as far off as its damage is."""
+    """Predicted and measured figures, and the original's. For a fidelity, the difference is that of its damage."""
     plain, latency, fidelity = report.plain, report.latency_ms, report.fidelity
     size, memory = (
         Quantity("size_bytes", "Size on disk", counted=True),
@@ -212,7 +212,7 @@ def change(quantity: Quantity, first: float | None, second: float | None) -> str
 
 
 def off_text(quantity: Quantity, first: float, second: float) -> str:
-    """As everywhere, but a factor of a million is not written out in percent."""
+    """As everywhere, except that a factor of a million is not written in percent."""
     if second > FAR * abs(first) or max(abs(first), abs(second)) >= 1e15:
         return (
             NONE if not first else "far above" if second > first else "far below" if second < first else "as predicted"
@@ -225,8 +225,8 @@ class MetricRow:
     name: str
     original: str
     compressed: str
-    error: str  # interval of 95 %, or a standard error
-    count: str  # with what is counted
+    error: str  # 95 % confidence interval, or a standard error
+    count: str  # number with what is counted
 
 
 def metrics(report: CompressReport) -> Iterator[MetricRow]:
@@ -270,7 +270,7 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class OutputRow:
-    """An output of the model: all as text."""
+    """An output of the model, as text cells."""
 
     name: str
     by: str
@@ -281,7 +281,7 @@ class OutputRow:
 
 
 def output_rows(report: CompressReport) -> Iterator[OutputRow]:
-    """How close every output is, and why it is compared so."""
+    """The fidelity of every output, and the reason for its measure."""
     for one in report.fidelity.outputs[:MOST_ROWS]:
         yield OutputRow(
             one.name or NONE,
@@ -293,7 +293,7 @@ def output_rows(report: CompressReport) -> Iterator[OutputRow]:
         )
 
 
-# What it is made of
+# Weights
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ class LayerRow:
     bits: str
     size: str
     damage: str
-    bars: tuple[str, str]  # widths of those of size and damage, in percent
+    bars: tuple[str, str]  # widths of the bars for size and damage, in percent
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ class LayerTable:
 
 
 def layers(report: CompressReport) -> LayerTable | None:
-    """Weights by damage, the greatest first; of equal ones the largest."""
+    """Weights by damage, largest first; ties by size."""
     if not report.layers:
         return None
     found = sorted(report.layers, key=lambda one: (one.damage is None, -(one.damage or 0.0), -(one.bytes or 0)))
@@ -353,8 +353,8 @@ def bar(value: float | None, most: float) -> str:
     return f"{max(0.5, min(100.0, 100 * (value / most))):.1f}" if value is not None and value > 0 and most > 0 else ""
 
 
-def healed(report: CompressReport) -> str:
-    """What healing did, in a sentence."""
+def healing_text(report: CompressReport) -> str:
+    """The effect of healing, in a sentence."""
     told = report.healed
     if told is None:
         return ""

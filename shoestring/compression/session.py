@@ -1,4 +1,4 @@
-"""One compression from beginning to end: look at the model, choose, pack, measure what came out, report."""
+"""One compression from start to end: calibrate the model, choose a plan, pack, measure, report."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ QUANTITIES = (
     Quantity("p99_seconds", "an answer, 99 of 100", "seconds"),
     Quantity("damage", "damage (1 - fidelity)", "share"),
 )
-LEVELS = (1e-5, 0.3)  # damages between which a metric's floor is looked for
-STEPS = 9  # of the bisection
+LEVELS = (1e-5, 0.3)  # range of damages searched for a metric's bound
+STEPS = 9  # steps of the bisection
 
 
 @dataclass(frozen=True)
@@ -80,23 +80,23 @@ class CompressOptions:
     budget: Budget
     floor: Floor | None = None
     use: tuple[str | CompressTechnique, ...] | None = None
-    measure: str = AUTO  # of all outputs; auto: what suits each
+    measure: str = AUTO  # for all outputs; auto: inferred for each
     unseen: int = 1024
-    outputs: tuple[str, ...] = ()  # that are compared; none: all
-    axis: int | None = None  # of classes or vectors; None: found
+    outputs: tuple[str, ...] = ()  # outputs to compare; empty: all
+    axis: int | None = None  # axis of classes or vectors; None: inferred
 
     def __post_init__(self) -> None:
         if self.measure not in (AUTO, *MEASURES):
             raise Mistake(f"fidelity is measured as {', '.join((AUTO, *MEASURES))}, not as {self.measure!r}")
         if not self.budget.limits() and self.floor is None and self.use is None:
             raise Mistake(
-                "nothing says how small or how fast: give --size 16MB, --latency 5ms or --keep 0.998 (or techniques by --use)"
+                "no limit was given: give --size 16MB, --latency 5ms or --keep 0.998 (or techniques by --use)"
             )
 
 
 @dataclass(frozen=True)
 class CompressedMeasurement:
-    """What came out, on samples that nothing was chosen by."""
+    """The measurements, on samples on which nothing was chosen."""
 
     size: int
     memory: int
@@ -106,7 +106,7 @@ class CompressedMeasurement:
     original: Mapping[str, MetricValue]
     predicted: Mapping[
         str, MetricValue
-    ]  # the original's, moved by what the samples for confirming show; those that can be predicted
+    ]  # the original's metrics plus the change seen on the samples that confirm plans; only predictable ones
     notes: tuple[str, ...] = ()
     exits: ExitsMeasurement | None = None
 
@@ -118,7 +118,7 @@ class CompressSession:
     given: CalibrationSamples
     outcome: CompressOutcome
     plain_latency: Latency
-    healed: Healed | None = None  # what healing did, if it was asked for
+    healed: Healed | None = None  # the effect of healing, if requested
 
     @property
     def plan(self) -> CompressPlan:
@@ -129,8 +129,8 @@ class CompressSession:
         assert self.outcome.plain is not None, "it was planned"
         return self.outcome.plain
 
-    def packed(self, target: Path) -> CompressedMeasurement:
-        """Write the folder, load it back, and measure what was loaded; a model that can't be measured is not left there."""
+    def write_and_measure(self, target: Path) -> CompressedMeasurement:
+        """Write the folder, load it back, and measure the loaded model; if that fails, the folder is removed."""
         plan = self.plan
         made = compressed_model(plan)
         size = write_into(
@@ -142,34 +142,34 @@ class CompressSession:
             self.job_copy(),
         )
         try:
-            return self.measured(target, made.model, size)
+            return self.measure_folder(target, made.model, size)
         except BaseException:
             for name in (MANIFEST, TENSORS):
                 (target / name).unlink(missing_ok=True)
             raise
 
-    def measured(self, target: Path, made: nn.Module, size: int) -> CompressedMeasurement:
-        """What is measured of a folder, of which `made` is the model in memory."""
-        loaded = self.loaded(target, made)
+    def measure_folder(self, target: Path, made: nn.Module, size: int) -> CompressedMeasurement:
+        """The measurements of a folder; `made` is the model in memory."""
+        loaded = self.reload(target, made)
         mine, plain = latencies([loaded, self.source.model], self.source.job.forward, one_sample(self.given.unseen[0]))
         busy = (
             (f"{mine.warning}; the plain model took {1e3 * plain.p50:.3g} ms in turns with it",) if mine.warning else ()
         )
         notes: list[str] = []
-        found, now, original = self.compared(loaded, notes)
+        found, now, original = self.compare_loaded(loaded, notes)
         edits = self.plan.details.cost.about.get("edits", ())
         exits = exits_measured(loaded, self.source.model, edits, self.given.unseen, self.source.job.forward)
         notes += [exits.told] if exits is not None else []
-        predicted = self.predicted(made, original)
+        predicted = self.predicted_metrics(made, original)
         return CompressedMeasurement(
             size, memory_of(loaded), mine, found, now, original, predicted, (*busy, *notes), exits
         )
 
-    def compared(
+    def compare_loaded(
         self, loaded: nn.Module, notes: list[str]
     ) -> tuple[Fidelity, Mapping[str, MetricValue], Mapping[str, MetricValue]]:
-        """Fidelity, and the metrics of a model and of the original, on unseen samples: all from one forward of each. What they say of one
-        batch is there at a time."""
+        """Fidelity, and the metrics of the model and of the original, on unseen samples, from one forward pass of each.
+        Only one batch of outputs is in memory at a time."""
         job, models = self.source.job, (loaded, self.source.model)
         comparison = FidelitySums(self.plan.details.cost.study.measures)
         told = [compared_batch(job, models, batch, comparison, notes) for batch in self.given.unseen]
@@ -179,9 +179,9 @@ class CompressSession:
             now, original = (combine_batches(one) for one in zip(*told, strict=True))
         return comparison.fidelity, now, original
 
-    def predicted(self, made: nn.Module, original: Mapping[str, MetricValue]) -> dict[str, MetricValue]:
-        """The metrics on unseen samples: the original's there, moved by what the samples for deciding show. A job that validates by itself
-        has no samples to predict from."""
+    def predicted_metrics(self, made: nn.Module, original: Mapping[str, MetricValue]) -> dict[str, MetricValue]:
+        """Predicted metrics on unseen samples: the original's there, plus the change seen on the samples for deciding.
+        A job with its own validation can't be predicted."""
         job, batches = self.source.job, self.given.deciding or self.given.checked
         if job.validate is not None:
             return {}
@@ -192,13 +192,13 @@ class CompressSession:
             if name in before and name in after
         }
 
-    def loaded(self, target: Path, made: nn.Module) -> nn.Module:
-        """The folder as a user will load it; it must answer as the model in memory does, to the bit."""
+    def reload(self, target: Path, made: nn.Module) -> nn.Module:
+        """The folder as a user will load it; its outputs must be bit-equal to those of the model in memory."""
         loaded = loaded_model(self.source, target)
         study, sample = self.plan.details.cost.study, self.given.unseen[:1]
         if not same(study.said(sample, loaded)[0], study.said(sample, made)[0]):
             raise Mistake(
-                f"the model that was written to {target} answers otherwise than the one in memory: it has state that is neither "
+                f"the model that was written to {target} gives other outputs than the one in memory: it has state that is neither "
                 f"a weight nor a buffer (or its factory draws numbers); keep such tensors in buffers"
             )
         return loaded
@@ -207,8 +207,8 @@ class CompressSession:
         origin = self.source.job.origin
         return {"job.py": Path(origin.file).read_bytes()} if origin is not None else {}
 
-    def missed(self, measured: CompressedMeasurement) -> list[str]:
-        """What was asked for and does not hold of what came out, in words. Latency is told by the same percentile that was asked for."""
+    def missed_limits(self, measured: CompressedMeasurement) -> list[str]:
+        """Requested limits that the result misses, as text. Latency is judged by the requested percentile."""
         budget = self.asked.budget
         tail = measured.latency.p99 if budget.percentile > 0.5 else measured.latency.p50
         doubt = f" ({measured.latency.warning})" if measured.latency.warning else ""
@@ -226,7 +226,7 @@ class CompressSession:
             )
         return found
 
-    # Telling
+    # The report
 
     def figures(self, measured: CompressedMeasurement) -> Figures:
         known, tail = self.plan.details.cost.known, self.plan.details.cost.clock.tail(0.99)
@@ -234,9 +234,9 @@ class CompressSession:
         predicted: dict[str, float | None] = {**known, "p50_seconds": median, "p99_seconds": median * tail}
         if (
             self.plan.details.checked is not None
-        ):  # measured of the whole model on the samples for confirming: better than a sum
+        ):  # measured for the whole model on the samples that confirm plans, which is better than a sum
             predicted["damage"] = self.plan.details.checked.damage
-        if self.healed is not None:  # what training will do is not predicted
+        if self.healed is not None:  # the effect of training is not predicted
             predicted["damage"] = None
         return figures(QUANTITIES, predicted).measured(
             {
@@ -266,7 +266,8 @@ class CompressSession:
         )
 
     def outputs(self, measured: CompressedMeasurement) -> Iterator[OutputReport]:
-        """Every output: how it is compared, and why so; predicted on the samples for confirming, and measured."""
+        """Every output with its measure and the reason for it; predicted on the samples that confirm plans, and
+        measured."""
         checked = self.plan.details.checked.outputs if self.plan.details.checked is not None else ()
         predicted = {one.name: one for one in checked if one.count}
         for one, how in zip(measured.fidelity.outputs, self.plan.details.cost.study.measures, strict=True):
@@ -285,9 +286,9 @@ class CompressSession:
             )
 
     def fidelity_report(self, measured: CompressedMeasurement, damage: float | None) -> FidelityReport:
-        """`damage`: as predicted; None: it is not."""
+        """`damage`: predicted; None: not predicted."""
         found, leading, checked = measured.fidelity, measured.fidelity.leading, self.plan.details.checked
-        assert leading is not None, "what was measured has outputs"
+        assert leading is not None, "measurements have outputs"
         return FidelityReport(
             by=leading.measure,
             output=leading.name,
@@ -300,7 +301,7 @@ class CompressSession:
         )
 
     def report(self, measured: CompressedMeasurement, folder: Path) -> CompressReport:
-        """Everything, as `compress --json` prints it."""
+        """The whole report, as printed by `compress --json`."""
         told, plan, plain = self.figures(measured), self.plan, self.plain
         both = partial(amount, told)
         return CompressReport(
@@ -322,7 +323,7 @@ class CompressSession:
             healed=self.healed,
             asked={one.name: one.value for one in self.asked.budget.limits()}
             | ({"metric": str(self.asked.floor)} if self.asked.floor is not None else {}),
-            missed=tuple(self.missed(measured)),
+            missed=tuple(self.missed_limits(measured)),
             notes=(*self.source.notes, *self.given.notes, *plan.details.cost.told, *measured.notes),
             files=(TENSORS, MANIFEST),
         )
@@ -334,20 +335,20 @@ def amount(told: Figures, name: str, times: float = 1.0) -> Amount:
 
 
 def loaded_model(source: ModelSource, target: Path) -> nn.Module:
-    """The folder's model, as the job makes it."""
+    """The folder's model, built by the job."""
     packed = PackedModel(target)
-    trim()  # before a whole model is made
+    trim()  # before a whole model is allocated
     with random_state.kept():
         found = packed.fill(apply_edits(source.job.model(), packed.edits))
-    trim()  # what it had before it was filled
+    trim()  # frees its initial weights
     return found
 
 
 def compared_batch(
     job: Job, models: Sequence[nn.Module], batch: Batch, comparison: FidelitySums, notes: list[str]
 ) -> list[BatchMetrics]:
-    """What a smaller model and the original say of a batch, added to the comparison; and the metrics of both, unless the job validates by
-    itself."""
+    """Add one batch's outputs of a compressed model and the original to the comparison; return the metrics of both,
+    unless the job validates by itself."""
     with torch.no_grad():
         said = [job.forward(model, batch) for model in models]
         found, wanted = (select_outputs(one, [output.how.name for output in comparison.outputs]) for one in said)
@@ -355,10 +356,10 @@ def compared_batch(
         return [batch_metrics(job, one, batch, notes) for one in said] if job.validate is None else []
 
 
-def begun(
+def begin_session(
     source: ModelSource, asked: CompressOptions, cost: ModelCost | None = None, given: CalibrationSamples | None = None
 ) -> CompressSession:
-    """Look at a model and choose how to compress it. Raises OverBudget if nothing keeps the budget."""
+    """Calibrate a model and choose how to compress it. Raises OverBudget if nothing keeps the budget."""
     given = given or samples_of(source.job, asked.unseen, asked.floor is not None)
     cost = replace(cost, wanted=asked.budget) if cost is not None else cost_of(source, given, asked, asked.budget)
     outcome = (
@@ -374,7 +375,7 @@ def cost_of(source: ModelSource, given: CalibrationSamples, asked: CompressOptio
 
 
 def nearest_session(source: ModelSource, asked: CompressOptions, error: OverBudget) -> CompressSession | None:
-    """The session of the plan that came nearest, if all it lacks is fidelity."""
+    """The session of the nearest plan, if it only misses the fidelity."""
     plan = error.nearest
     if not isinstance(plan, Plan) or any(one.limit.name != "quality" for one in asked.budget.broken(plan.numbers())):
         return None
@@ -387,7 +388,8 @@ def nearest_session(source: ModelSource, asked: CompressOptions, error: OverBudg
 def for_metric(
     source: ModelSource, asked: CompressOptions, given: CalibrationSamples, cost: ModelCost
 ) -> CompressOutcome:
-    """The smallest model whose metric, on the samples for deciding, is what it must be; with a size, the best within it."""
+    """The smallest model whose metric, on the samples for deciding, keeps its bound; with a size limit, the best within
+    it."""
     wanted, batches = asked.floor, given.deciding or given.checked
     assert wanted is not None, "who asks has one"
     everywhere = metrics(source.job, source.model, [*batches, *given.unseen])
@@ -426,8 +428,8 @@ def smallest_keeping(
     tried: Callable[[Budget], tuple[CompressOutcome, MetricValue]],
     refused: Callable[[CompressPlan, MetricValue, str], OverBudget],
 ) -> CompressOutcome:
-    """By bisection over damages. A model must keep the floor by a standard error of what it changes, so that samples which nothing was
-    chosen by seldom say otherwise; if not even the least damage leaves that margin, it must keep it as it is measured."""
+    """Bisection over damages. The metric must keep its bound with a margin of one standard error of the change, so that
+    unseen samples rarely contradict; if not even the least damage leaves that margin, the measured value must keep it."""
     low, high = LEVELS
     best: CompressOutcome | None = None
     margin = 1.0

@@ -1,13 +1,13 @@
-"""Techniques of compression: their subject is a model, and a `ModelCost` is what it costs: bytes, latency, damage.
+"""Compression techniques: their subject is a model, and their cost is a `ModelCost`: bytes, latency, damage.
 
-There are four kinds, and they stand in this order:
+There are four kinds, applied in this order:
 
     structure   changes the model into a smaller ordinary one: fewer heads, neurons, layers; two thin matrices for a wide one
     zeros       sets weights to zero
-    storage     offers every weight forms to be stored in; which weight gets which is the allocator's business
+    storage     offers formats for every weight; the allocator chooses one per weight
     running     how the packed model runs
 
-So two techniques of storage together are more options for every weight, and storage after structure packs what is left.
+So two storage techniques together give every weight more options, and storage after structure packs what is left.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from shoestring.compression.formats.manifest import Stored, fixed_bytes, folder_
 from shoestring.core.budget import Budget
 from shoestring.core.technique import Technique
 
-STRUCTURE, ZEROS, STORAGE, RUNNING = 10, 20, 30, 40  # orders
-COUNTS = 0.01  # of the whole damage: from there on a weight's damage is measured and not only estimated
-ROUNDS = 4  # allocations, each after the damages that the last one relied on were measured
+STRUCTURE, ZEROS, STORAGE, RUNNING = 10, 20, 30, 40  # values of `order`
+COUNTS = 0.01  # fraction of the total damage from which on a weight's damage is measured instead of estimated
+ROUNDS = 4  # allocations, each after measuring the damages that the last one relied on
 
 
 @dataclass(frozen=True)
 class StorageOffer:
-    """A form for a weight."""
+    """A format offered for a weight."""
 
-    technique: str  # who offers it; empty: it is stored as it is
-    label: str  # its name in the study
+    technique: str  # the technique that offers it; empty: stored unchanged
+    label: str  # its name in the calibration
     way: StorageChoice = field(repr=False)
 
     @property
@@ -55,33 +55,33 @@ class StorageOffer:
 
 
 def is_plain(stored: Stored) -> bool:
-    """Whether nothing is to be computed before it is used."""
+    """Whether it needs no computation before use."""
     return stored.kind == "plain" and not stored.settings.get("stored")
 
 
-Options = Mapping[str, Sequence[Option[StorageOffer]]]  # of every weight
+Options = Mapping[str, Sequence[Option[StorageOffer]]]  # for every weight
 
 
 class AllocationChoice(NamedTuple):
     options: Options
-    allocation: Allocation[StorageOffer]  # one of them for every weight
+    allocation: Allocation[StorageOffer]  # one for every weight
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """What a model costs, under a budget: which offer each weight takes follows from that."""
+    """The cost of a model under a budget, which determines the format of each weight."""
 
     study: Calibration
     wanted: Budget
     buffers: Mapping[str, Tensor]
-    about: Mapping[str, Any] = field(default_factory=dict)  # of the manifest beside weights: the job, edits
+    about: Mapping[str, Any] = field(default_factory=dict)  # the manifest's entries other than weights: job, edits
     offers: Mapping[str, tuple[StorageOffer, ...]] = field(default_factory=dict)
-    decoded: bool = False  # weights are dense again when the model is loaded
-    forced: bool = False  # the user named the techniques: what they can store they must
-    settled: frozenset[str] = frozenset()  # weights of which the user named the form
-    factor: float = 1.0  # by which damages measured together exceeded their sum
-    late: float = 0.0  # seconds by which an answer, timed as a whole, exceeded its sum
-    notes: tuple[str, ...] = ()  # what techniques of storage left alone, and why
+    decoded: bool = False  # weights are decoded when the model is loaded
+    forced: bool = False  # the user named the techniques: whatever they can store must be stored so
+    settled: frozenset[str] = frozenset()  # weights whose format the user determined
+    factor: float = 1.0  # measured total damage / sum of single damages
+    late: float = 0.0  # measured minus predicted latency, seconds
+    notes: tuple[str, ...] = ()  # weights that storage techniques left alone, and why
 
     @property
     def clock(self) -> LatencyTimer:
@@ -89,11 +89,11 @@ class ModelCost:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """What the user should know: what techniques left alone, and why."""
+        """Messages for the user: weights that techniques left alone, and why."""
         return (*self.study.told, *self.notes)
 
-    def priced(self) -> Options:
-        """The ways to store every weight, with bytes in the folder, damage (as well as it is known now) and seconds."""
+    def priced_options(self) -> Options:
+        """The options of every weight, with bytes in the folder, damage (as far as known now) and seconds."""
         return {
             weight.name: [self.option(weight, offer) for offer in self.offers[weight.name]]
             for weight in self.study.weights
@@ -118,26 +118,27 @@ class ModelCost:
 
     @property
     def options(self) -> Options:
-        """The ways to store every weight, with the damages by which the allocation was chosen."""
+        """The options of every weight, with the damages used by the allocation."""
         return self.choice.options
 
     @property
     def allocation(self) -> Allocation[StorageOffer]:
-        """The option that every weight takes: within the budget, or, where none is, the nearest."""
+        """The option of every weight: within the budget or, if that is impossible, nearest to it."""
         return self.choice.allocation
 
     @cached_property
     def choice(self) -> AllocationChoice:
-        """Allocate, measure the damages that this relies on, allocate again with damages that are known better now."""
-        found = AllocationChoice(options := self.priced(), self.best(options))
+        """Allocate, measure the damages that the allocation relies on, and allocate again with these."""
+        found = AllocationChoice(options := self.priced_options(), self.best(options))
         for _ in range(ROUNDS if self.can_be_small(options) else 0):
             if not self.measure(found.allocation):
                 break
-            found = AllocationChoice(options := self.priced(), self.best(options))
+            found = AllocationChoice(options := self.priced_options(), self.best(options))
         return found
 
     def can_be_small(self, options: Options) -> bool:
-        """Whether its smallest forms keep the size. If not, it is only told how near they come, which takes no exact damage."""
+        """Whether the smallest formats keep the size limit. If not, the plan is only shown as the nearest, which needs
+        no exact damages."""
         size = self.wanted.size
         return size is None or fixed_bytes(self.about, self.buffers) + smallest_bytes(options) <= size
 
@@ -156,18 +157,19 @@ class ModelCost:
                 return found
         found = sums.least(options, most, seconds)
         smallest = smallest_bytes(options)
-        if found is None and most < smallest:  # the nearest: the smallest there is, in time if that can be
+        if found is None and most < smallest:  # the nearest: the smallest, within the latency if possible
             found = sums.least(options, smallest, seconds) or sums.least(options, smallest)
         return found or {name: min(some, key=lambda one: (one.seconds, one.bytes)) for name, some in options.items()}
 
     def measure(self, allocation: Allocation[StorageOffer]) -> bool:
-        """Measure the damages that an allocation relies on, if they count; whether there was any that was not measured before."""
+        """Measure the damages that an allocation relies on, if they are large enough; returns whether any was measured
+        for the first time."""
         new, whole = False, OutputSums(self.study.nothing).damages(allocation)
         for weight in self.study.weights:
             taken = allocation[weight.name]
             counts = any(one > COUNTS * every for one, every in zip(taken.damages, whole, strict=True))
             if weight.is_matrix and counts and (weight.name, taken.what.label) not in self.study.damages:
-                self.study.measured(weight, taken.what.label)
+                self.study.measure_damage(weight, taken.what.label)
                 new = True
         return new
 
@@ -192,7 +194,7 @@ class ModelCost:
         }
 
     def frontier(self) -> list[dict[str, float]]:
-        """The whole of what can be reached, by arithmetic."""
+        """The frontier of size and damage, by arithmetic."""
         points = [
             {
                 "size_bytes": folder_bytes(self.about, self.specs(one), self.buffers),
@@ -208,7 +210,8 @@ class ModelCost:
         ]
 
     def with_offers(self, offers: Mapping[str, Sequence[StorageOffer]], only: bool) -> Self:
-        """With more forms for some weights. `only`: the user named these, so others do not count for them."""
+        """With more formats for some weights. `only`: the user requested them, so other formats of these weights are
+        dropped."""
 
         def merged(name: str, before: tuple[StorageOffer, ...]) -> tuple[StorageOffer, ...]:
             if name not in offers or (name in self.settled and not only):
@@ -223,7 +226,7 @@ class ModelCost:
 
 @dataclass(frozen=True)
 class Compressed:
-    """A model on its way: as it is now, and which weight is to be stored how."""
+    """A model being compressed: its present modules, and the format chosen for each weight."""
 
     model: nn.Module
     study: Calibration
@@ -241,17 +244,18 @@ class CompressTechnique(Technique[Compressed, ModelCost], ABC):
 
 
 class Storage(CompressTechnique, ABC):
-    """A technique that offers weights forms: which ones, `labels` says, and the rest follows from that."""
+    """A technique that offers formats for weights; `labels` names them."""
 
     seam: ClassVar[str] = "storage"
     order: ClassVar[int] = STORAGE
 
     @abstractmethod
     def labels(self, cost: ModelCost, weight: Weight) -> Sequence[str]:
-        """The ways to store a weight that it offers, as the study knows them; none if it can't store it."""
+        """The formats that it offers for a weight, by their names in the calibration; empty if it can't store the
+        weight."""
 
     def left_alone(self, cost: ModelCost, weight: Weight) -> str:
-        """Why it can't store a weight, where it knows; empty if it can, or does not say."""
+        """Why it can't store a weight, if known; empty if it can."""
         return ""
 
     def only(self, cost: ModelCost) -> bool:
@@ -259,14 +263,15 @@ class Storage(CompressTechnique, ABC):
         return False
 
     def refusal(self, cost: ModelCost, /) -> str:
-        """A technique that the user named and that can store no weight at all is refused: it would do nothing, and look perfect."""
+        """Refuses a technique that the user named and that can't store a single weight: it would have no effect, and
+        seem perfect."""
         if not cost.forced or any(self.labels(cost, weight) for weight in cost.study.storable):
             return ""
         why = self.reasons(cost)
         return "it can store no weight of this model" + (f": {'; '.join(why)}" if why else "")
 
     def reasons(self, cost: ModelCost) -> list[str]:
-        """Why it leaves matrices alone, each reason once, with a weight that it holds for and how many more there are."""
+        """Why it leaves matrices alone: each reason once, with an example and the number of other weights."""
         found: dict[str, list[str]] = {}
         for weight in cost.study.storable:
             if weight.is_matrix and (why := self.left_alone(cost, weight)):

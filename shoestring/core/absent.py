@@ -26,7 +26,7 @@ class Absent(Tensor):
     __torch_function__ = NO_OVERRIDE
     number: (
         tuple[int, int] | None
-    )  # its number among the values of a forward (training/pipeline/walk.py); None: not numbered
+    )  # number among the values of a forward (training/pipeline/walk.py); None: it has none
     forward: object  # the forward in which it has that number
     maker: int  # the block that made it; -1: none, or not recorded
 

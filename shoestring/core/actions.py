@@ -1,4 +1,5 @@
-"""What workers that hold different layers of a model do in a step, one action after the other, and when."""
+"""Actions of workers that hold different layers of a model: forward and backward of each micro-batch, in order, with
+times."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from enum import StrEnum
 
 class Kind(StrEnum):
     FORWARD = "F"
-    BACKWARD = "B"  # of inputs and weights at once
-    INPUTS = "I"  # backward to what came in, which the worker before waits for
-    WEIGHTS = "W"  # the rest of it, for which nobody waits
+    BACKWARD = "B"  # gradients of inputs and weights at once
+    INPUTS = "I"  # gradients of the inputs, which the previous stage waits for
+    WEIGHTS = "W"  # gradients of the weights, which nobody waits for
 
 
 HALVES = (Kind.INPUTS, Kind.WEIGHTS)
@@ -35,11 +36,12 @@ class ActionSpan:
     end: float
 
 
-Timeline = tuple[tuple[ActionSpan, ...], ...]  # of every worker, in the order of time
+Timeline = tuple[tuple[ActionSpan, ...], ...]  # one row per worker, in order of time
 
 
 def idle_share(timeline: Timeline, within: tuple[float, float] | None = None) -> float:
-    """The share of all workers' time in which they do nothing, from the first begin to the last end, or `within` two times."""
+    """Fraction of the workers' time in which they are idle: from the first begin to the last end, or between the two
+    times in `within`."""
     spans = [span for own in timeline for span in own]
     if not spans:
         return 0.0

@@ -1,10 +1,13 @@
-"""What can be asked for, as one frozen dataclass a command: its fields are the flags of the command and the arguments of the library.
+"""Options of a command, as one frozen dataclass: each field is a flag on the command line and an argument in the
+library.
 
     size: str | int | None = argument("BYTES", "most bytes on disk")    ->    --size BYTES    size="16MB"
     run: RunOptions = group(RunOptions)                                 ->    the flags and arguments of its fields
 
-Importing dataclasses takes as long as all of an answer about a wrong flag, so a class of options becomes a dataclass when somebody
-looks at it as one. Contract: library and command line have the same arguments with the same defaults (tests/core/test_arguments.py).
+A class of options becomes a dataclass only when something inspects it, because importing `dataclasses` takes as long as
+the rest of an answer about a wrong flag.
+
+Contract: library and command line have the same arguments with the same defaults (tests/core/test_arguments.py).
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ else:
 
 
 class Pending:
-    """In the place of a dataclass's fields: makes the class one as soon as somebody looks at them."""
+    """Stands in for a dataclass's fields until they are needed, and then makes the class a dataclass."""
 
     def __get__(self, value: object, kind: type[Any]) -> Any:
         make_dataclass(kind)
@@ -43,7 +46,7 @@ class Pending:
 
 
 def first_values(self: Any, *values: Any, **named: Any) -> None:
-    """How a value is made before its class is a dataclass."""
+    """A constructor for classes that are no dataclass yet: makes the class one first."""
     kind = type(self)
     if "dataclasses" in sys.modules:
         make_dataclass(kind)
@@ -56,15 +59,15 @@ def first_values(self: Any, *values: Any, **named: Any) -> None:
 
 
 class OptionField:
-    """How one field is asked for."""
+    """How one field is written: its flag, its help, its type."""
 
     def __init__(self, metavar: str, help: str, default: Any = None) -> None:
         self.metavar, self.help, self.default = metavar, help, default
         self.choices: tuple[str, ...] = ()
         self.repeated = self.positional = self.command_only = self.required = False
-        self.flag = ""  # empty: it is named as the field is
-        self.read: Callable[[str], Any] | None = None  # makes a value of what was typed
-        self.group: type[Any] | None = None  # options whose fields these are
+        self.flag = ""  # empty: derived from the field's name
+        self.read: Callable[[str], Any] | None = None  # parses the typed text
+        self.group: type[Any] | None = None  # class of nested options whose fields these are
 
 
 def argument(
@@ -80,8 +83,8 @@ def argument(
     flag: str = "",
     read: Callable[[str], Any] | None = None,
 ) -> Any:
-    """A field that is a flag, too. `repeated`: it is a tuple, and its flag may be given several times; `command_only`: a script has other
-    means, or no use for it."""
+    """A field with a flag. `repeated`: the field is a tuple and the flag may be given several times; `command_only`: it
+    exists on the command line only."""
     made = OptionField(metavar, help, default)
     made.choices, made.repeated, made.flag, made.read = tuple(choices), repeated, flag, read
     made.positional, made.command_only, made.required = positional, command_only, required
@@ -89,7 +92,7 @@ def argument(
 
 
 def group(kind: type[T]) -> Any:
-    """A field that holds other options, whose flags are the command's and whose arguments are the function's."""
+    """A field that holds nested options; their flags and arguments appear beside the class's own."""
     made = OptionField("", "")
     made.group = kind
     return made
@@ -106,13 +109,13 @@ def make_dataclass(kind: type[Any]) -> None:
 
 
 def arguments_of(kind: type[Any]) -> Mapping[str, OptionField]:
-    """The fields of a class of options."""
+    """The fields of a class of options, by name."""
     found: Mapping[str, OptionField] = kind.ARGUMENTS
     return found
 
 
 def flat_arguments(kind: type[Any]) -> Iterator[tuple[str, OptionField]]:
-    """All that can be asked for, with what is in groups."""
+    """All fields, with those of nested options."""
     for name, one in arguments_of(kind).items():
         yield from flat_arguments(one.group) if one.group else [(name, one)]
 
@@ -142,7 +145,7 @@ def add_flags(parser: ArgumentParser, kind: type[Any]) -> None:
 
 
 def written_by(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was written for each field, by flags or arguments; what was not is as usual."""
+    """The value given for each field, by flag or argument; fields that were not given keep their default."""
     found = {}
     for name, one in flat_arguments(kind):
         value = given.get(name, one.default)
@@ -151,7 +154,7 @@ def written_by(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def options_of(kind: type[T], given: Mapping[str, Any]) -> T:
-    """Options from what was written for their fields."""
+    """An instance of a class of options, from the values given for its fields."""
     written = written_by(kind, given)
     return kind(
         **{

@@ -1,4 +1,4 @@
-"""Whether an exception is the job's failure or ours, judged by its stack frames.
+"""Decides whether an exception is a fault of the user's job or of shoestring, from its stack frames.
 
 Everything in a job is called through our code, so our frames alone prove nothing. What counts is the innermost frame
 that belongs to no library:
@@ -36,7 +36,7 @@ from shoestring.core.seams import Seam, SeamMark, seam_of
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
-PASSING = {"contextlib.py", "_contextlib.py", "_ops.py"}  # of libraries: they only call on
+PASSING = {"contextlib.py", "_contextlib.py", "_ops.py"}  # library files that only pass calls on
 
 
 class Frame(NamedTuple):

@@ -12,7 +12,7 @@ from shoestring.core.blame import blamed
 from shoestring.core.errors import Mistake
 from shoestring.core.seams import calls_user
 
-# Field of a Job -> its arguments, and an example
+# Field of a Job -> its arguments, and an example call
 CALLS = {
     "model": ((), "model=lambda: MyModel()"),
     "loss": (("output", "batch"), "loss=lambda output, batch: cross_entropy(output, batch[1])"),

@@ -169,14 +169,14 @@ def sequence_of(kind: Any, inside: tuple[Any, ...], data: Json, lenient: bool, w
     entries = plain(list, list(data) if isinstance(data, tuple) else data, where)
     fixed = kind is tuple and bool(inside) and inside[-1] is not Ellipsis
     if not fixed and inside and inside[0] in (int, float, str) and all(type(one) is inside[0] for one in entries):
-        return kind(entries)  # as fast as a list, even for a million losses
+        return kind(entries)  # as fast as a list comprehension, even for a million losses
     if (
         not fixed
         and inside
         and get_origin(inside[0]) is tuple
         and all(one in (int, float, str) for one in get_args(inside[0]))
     ):
-        wanted = list(get_args(inside[0]))  # as fast for a million log events
+        wanted = list(get_args(inside[0]))  # as fast as above, for a million log events
         if all(type(one) is list and list(map(type, one)) == wanted for one in entries):
             return kind(map(tuple, entries))
     if fixed:
@@ -198,7 +198,7 @@ def plain(kind: type, data: Json, where: str) -> Any:
     try:
         number = (
             float(data) if kind in (int, float) else 0.0
-        )  # what is counted is shown in short, so it must be one too
+        )  # an int field is shown as a float in tables, so it must fit one
         return number if kind is float else data
     except OverflowError:
         raise Unreadable(f"{where} is a number that no float can hold") from None

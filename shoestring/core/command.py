@@ -1,6 +1,6 @@
-"""A command as a room declares it, and a call of it.
+"""A command that a room adds to the command line, and one call of it.
 
-The command line has it with its flags, and imports nothing of the room until it is called:
+Nothing of the room is imported until the command is called:
 
     Command("shorten", "a text made small enough", "texts.options:ShortenOptions", "texts.command:shorten")
 """
@@ -13,17 +13,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# name: as it is typed; help: one line; options: "module:class" of what can be asked for (core/arguments), and run: "module:function" that
-# does it, called with such a value and a Call, and gives the exit code; epilog: what stands below its help; job_flags: whether a job's own
-# arguments are flags too; keeps_result: it is in a folder or file, whatever becomes of what is printed; runs: in which a run is kept
+# name: as typed. help: one line. options: "module:class" of its options (core/arguments). run: "module:function",
+# called with an instance of that class and a Call; returns the exit code. epilog: text below its help. job_flags:
+# whether the job's own arguments are flags too. keeps_result: its result is in a folder or file, so a closed output
+# does not end it. runs: whether it keeps a run in a folder
 Command = namedtuple(
     "Command",
     ["name", "help", "options", "run", "epilog", "job_flags", "keeps_result", "runs"],
     defaults=["", False, False, False],
 )
 
-# How a command was called, beside its options. words: those that are no flags of it, for the job; own_flags: its flags; given: the flags
-# that were typed; json: print one JSON object and nothing else; traceback: show where an error came from
+# A call of a command. words: the arguments that are not its own flags, for the job; own_flags: its flags; given: the
+# flags that were typed; json: print one JSON object and nothing else; traceback: show where an error came from
 Call = namedtuple(
     "Call",
     ["command", "words", "own_flags", "given", "json", "traceback"],
@@ -36,7 +37,7 @@ ExportFormat = namedtuple("ExportFormat", ["name", "help", "ending", "write"])
 
 
 def named_object(place: str) -> Any:
-    """What stands at "module:name"."""
+    """The object at "module:name", imported now."""
     from importlib import import_module
 
     module, _, name = place.partition(":")

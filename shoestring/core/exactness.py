@@ -63,11 +63,11 @@ MEANINGS = {
 ASKED = {
     level.name.lower(): level for level in (Exactness.BITS, Exactness.ROUNDING, Exactness.DISTRIBUTION)
 }  # the values of --exact
-RENAMED = {"draws": "distribution"}  # what it took before
+RENAMED = {"draws": "distribution"}  # earlier names of levels
 
 
 def rename_hint(exact: str) -> str | None:
-    """What to say to somebody who asks for a level by a name that it had before; None: it never was one.
+    """The message for an earlier name of a level; None if there was no such level.
 
     >>> rename_hint("draws"), rename_hint("bytes")
     ("'draws' is called 'distribution' now", None)

@@ -1,4 +1,5 @@
-"""Which numbers become zero: the lowest by a score, or those that a seed draws; always exactly as many as asked for."""
+"""Pruning masks: zero the weights with the lowest scores, or random ones drawn from a seed; always exactly the
+requested number."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 
 
 def zeros_of(count: int, share: float) -> int:
-    """How many of `count` weights are zero where a share is asked for: the nearest whole number.
+    """Number of zeros among `count` weights at this sparsity, rounded to the nearest whole number.
 
     >>> zeros_of(10, 0.9), zeros_of(7, 0.5)
     (9, 4)
@@ -21,7 +22,7 @@ def zeros_of(count: int, share: float) -> int:
 
 
 def lowest(scores: Tensor, count: int) -> Tensor:
-    """True for the `count` lowest of all scores; of equal ones, the first are taken.
+    """True for the `count` lowest of all scores; ties go to the first.
 
     >>> lowest(torch.tensor([0.3, 0.1, 0.2, 0.1, 0.1]), 2)
     tensor([False,  True, False,  True, False])
@@ -36,7 +37,7 @@ def lowest(scores: Tensor, count: int) -> Tensor:
 
 
 def zero_masks(scores: Sequence[Tensor], share: float, each: bool) -> list[Tensor]:
-    """Masks, true where the lowest scores are: this share of `each` tensor, or of all of them together."""
+    """Masks that are true where scores are lowest: this share of `each` tensor on its own, or of all tensors together."""
     if each:
         return [lowest(one, zeros_of(one.numel(), share)) for one in scores]
     sizes = [one.numel() for one in scores]
@@ -57,18 +58,18 @@ def seed_scores(count: int, seed: int) -> Tensor:
     >>> seed_scores(2, seed=0).tolist()
     [7070836379803831727, -1263085514660420108]
     """
-    z = torch.arange(1, count + 1, dtype=torch.int64) * signed(GOLDEN) + signed(seed)
-    z = (z ^ shifted(z, 30)) * signed(FIRST)
-    z = (z ^ shifted(z, 27)) * signed(SECOND)
-    return z ^ shifted(z, 31) ^ signed(1 << 63)
+    z = torch.arange(1, count + 1, dtype=torch.int64) * to_signed(GOLDEN) + to_signed(seed)
+    z = (z ^ shift_right(z, 30)) * to_signed(FIRST)
+    z = (z ^ shift_right(z, 27)) * to_signed(SECOND)
+    return z ^ shift_right(z, 31) ^ to_signed(1 << 63)
 
 
-def signed(number: int) -> int:
-    """The whole number whose 64 bits, with a sign, are these."""
+def to_signed(number: int) -> int:
+    """The signed 64-bit integer with these bits."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def shifted(z: Tensor, places: int) -> Tensor:
+def shift_right(z: Tensor, places: int) -> Tensor:
     """z >> places, with zeros coming in from the left whatever the sign."""
     return (z >> places) & ((1 << (64 - places)) - 1)
 

@@ -361,8 +361,8 @@ def operation_writes(target: object) -> bool | None:
 
 @contextmanager
 def without_vmap_warnings() -> Iterator[None]:
-    """While inside, torch.func.vmap does not warn that it takes an operation one after the other, for want of a rule. A filter of Python's
-    would be slower, and make other warnings come again."""
+    """While inside, torch.func.vmap does not warn about operations without a batching rule, which it runs one sample at
+    a time. Python's warning filter would be slower, and would make suppressed warnings appear again."""
     functorch: Any = torch._C._functorch
     functorch._set_vmap_fallback_warning_enabled(False)
     try:

@@ -76,7 +76,8 @@ def not_a_folder(path: Path) -> str:
 
 
 def read_regular(path: str | Path) -> bytes:
-    """A file's whole content. A larger one than any of ours, which may be nothing but a hole, is refused."""
+    """A file's whole content. Files larger than LARGEST are refused: none of ours is, and a sparse file can claim any
+    size."""
     with open(path, "rb", opener=regular) as file:
         if (size := os.fstat(file.fileno()).st_size) > LARGEST:
             raise OSError(errno.EFBIG, f"its {size:,} bytes are more than any file of ours has", str(path))

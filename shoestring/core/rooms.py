@@ -1,12 +1,12 @@
-"""The rooms that are installed, by name, ours like anybody's: none is named here.
+"""The installed rooms, by name. This file names none of them: ours are found as any other package's are.
 
 A package declares a room by an entry point of the group `shoestring.rooms`, whose value is a `RoomPlugin`; ours are
-declared in pyproject.toml. In a source tree that nobody installed, that file is read itself.
+declared in pyproject.toml. In a source tree that is not installed, that file is read instead.
 
     [project.entry-points."shoestring.rooms"]
     shorten = "texts.plugin:SHORTEN"
 
-A name in a file or a message is only ever looked up among these: nothing is imported because a file says so.
+A room's name in a file or a message is only looked up among these: nothing is imported because a file says so.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RoomPlugin:
     Importing the module that has it must be cheap (no torch): methods import what they need.
     """
 
-    name: ClassVar[str]  # in requests, tasks and its entry point
+    name: ClassVar[str]  # as in requests, tasks and its entry point
 
     verb: ClassVar[Verb] = Verb("run", "running", "ran")  # what its runs do,
     counts: ClassVar[str] = "step"  # and what their steps are called
@@ -58,7 +58,7 @@ class RoomPlugin:
     preloaded: ClassVar[tuple[str, ...]] = ()  # modules that its workers need: imported once, before they are forked
 
     def commands(self) -> tuple[Command, ...]:
-        """What it adds to the command line."""
+        """The commands that it adds."""
         return ()
 
     def exports(self) -> tuple[ExportFormat, ...]:
@@ -74,21 +74,22 @@ class RoomPlugin:
         return ()
 
     def quantities(self) -> tuple[Quantity, ...]:
-        """What its plans predict and its runs measure; none: what planning/quantities.py lists for all."""
+        """The figures that its plans predict and its runs measure; empty: those of planning/quantities.py."""
         return ()
 
     def part(self, request: Request, history: History, folder: Folder) -> object:
-        """What its runs have in their report beside what all runs have: a frozen dataclass, which its page is handed, and which the
-        codec writes below the room's name; None: nothing."""
+        """Its own part of a run's report: a frozen dataclass, given to its page and written to JSON under the room's
+        name; None: it has none."""
         return None
 
     def page(self) -> RoomPage[Any] | None:
-        """What its runs have on their page beside what all runs have; None: nothing."""
+        """Its own sections of a run's page; None: it has none."""
         return None
 
     @property
     def catalogue(self) -> Path:
-        """The source of its catalogue, from which techniques are spelled without importing them; it need not exist."""
+        """The source file of its catalogue, from which names of techniques are read without importing them; it need not
+        exist."""
         from pathlib import Path
 
         return Path(str(sys.modules[type(self).__module__].__file__)).with_name("catalogue.py")
@@ -99,28 +100,28 @@ class RoomPlugin:
         return self.catalogue.parents[type(self).__module__.count(".")]
 
     def tasks(self) -> Mapping[str, type[Task[Any]]]:
-        """What its worker processes can be asked to do, by the tasks' kinds."""
+        """The tasks of its worker processes, by kind."""
         return {}
 
 
 def room_named(name: str) -> RoomPlugin:
-    """The room of this name. Raises Mistake where no installed package has it."""
-    found = declared().get(name)
+    """The room with this name. Raises Mistake if no installed package declares it."""
+    found = room_entries().get(name)
     if found is None:
         raise Mistake(
-            f"no room {name!r} is installed{did_you_mean(name, declared())}; there are {', '.join(declared())}: "
+            f"no room {name!r} is installed{did_you_mean(name, room_entries())}; there are {', '.join(room_entries())}: "
             f"install the package that brings it"
         )
-    return loaded(found)
+    return load_room(found)
 
 
 @cache
 def installed_rooms() -> tuple[RoomPlugin, ...]:
-    """All rooms. One that can't be imported is left out: who asks for it by name is told why."""
+    """All rooms, without those that fail to import; `room_named` gives the reason for such a one."""
     found = []
-    for entry in declared().values():
+    for entry in room_entries().values():
         with suppress(Mistake):
-            found.append(loaded(entry))
+            found.append(load_room(entry))
     return tuple(found)
 
 
@@ -131,8 +132,8 @@ def own_rooms() -> tuple[RoomPlugin, ...]:
 
 
 @cache
-def loaded(entry: Entry) -> RoomPlugin:
-    """What an entry point declares. Raises Mistake where that is no room."""
+def load_room(entry: Entry) -> RoomPlugin:
+    """The room that an entry point declares. Raises Mistake if it is not a room."""
     try:
         found: object = named_object(entry.value)
     except Exception as error:
@@ -145,8 +146,8 @@ def loaded(entry: Entry) -> RoomPlugin:
 
 
 @cache
-def declared() -> Mapping[str, Entry]:
-    """The entry points of all rooms by name; ours first, which no other package can replace."""
+def room_entries() -> Mapping[str, Entry]:
+    """The entry points of all rooms by name. Ours come first, so no other package can replace them."""
     found: dict[str, Entry] = {}
     for entry in (*own_entries(), *(one for place in packages() for one in entries_in(place, f"[{GROUP}]"))):
         found.setdefault(entry.name, entry)
@@ -155,7 +156,7 @@ def declared() -> Mapping[str, Entry]:
 
 @cache
 def own_entries() -> tuple[Entry, ...]:
-    """The rooms of this package: as a source tree's pyproject.toml declares them, or as it was installed."""
+    """The rooms of this package: from a source tree's pyproject.toml, or from the installed entry points."""
     project = os.path.join(os.path.dirname(PACKAGE), "pyproject.toml")
     found = tuple(entries_in(project, f'[project.entry-points."{GROUP}"]'))
     if found and f'name = "{OWN}"' in text_of(project):
@@ -164,8 +165,8 @@ def own_entries() -> tuple[Entry, ...]:
 
 
 def packages(begin: str = "") -> Iterator[str]:
-    """Where packages that are installed tell of their entry points, of those whose name begins so. Read off what pip wrote:
-    importlib.metadata takes longer to import than all of our help takes."""
+    """The entry-point files of installed packages whose name begins with `begin`. They are found without
+    importlib.metadata, whose import alone takes longer than our whole help."""
     for folder in dict.fromkeys(sys.path):
         with suppress(OSError):
             for name in sorted(os.listdir(folder or ".")):

@@ -1,11 +1,11 @@
 """The state of a run: what must survive a restart, in classes that inherit from `RunState`.
 
-What a part can do beyond saving its state is said by the other classes here that it inherits from; nothing is asked of
-it by the name of an attribute (tests/core/test_run.py).
+A state that can do more inherits from other classes here as well; no code looks for attributes by name
+(tests/core/test_run.py).
 
-The optimizer's state is put together part by part: `whole_optimizer` widens what the part that was applied next gives,
-and `own_optimizer` narrows it on the way back, so that Pipeline, TensorParallel and Shard need not know of each other
-(tests/training/tensor/test_sliced_stages.py).
+Techniques that divide the optimizer's state are undone one after the other: `whole_optimizer` joins what the next
+applied technique returns, and `own_optimizer` cuts it again on the way back, so that Pipeline, TensorParallel and Shard
+need not know of each other (tests/training/tensor/test_sliced_stages.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shoestring.core.staging import OwnTimes
 class RunState:
     """Base class for a part of a run that has state."""
 
-    of_technique: ClassVar[bool] = True  # whether a technique made it, so that the report shows its state
+    of_technique: ClassVar[bool] = True  # made by a technique, so the report shows its state
 
     def state_dict(self) -> dict[str, Any]:
         """Its state for a checkpoint."""
@@ -121,7 +121,7 @@ class LivesOnDisk(RunState, MovesBytes):
 
     @abstractmethod
     def saved(self) -> None:
-        """A checkpoint with its state is safe on disk. Called before the next step."""
+        """A checkpoint that includes its state is safe on disk. Called before the next step."""
 
     @property
     @abstractmethod

@@ -1,7 +1,7 @@
 """The weights of a run, wherever they are: in memory, on disk, in parts on several workers, or trained beside the model.
 
-`weights` are the model's with what is trained beside them, `result` has averages in their place, and `digest_state` is
-what the SHA-256 is of (tests/training/memory/test_ema.py).
+`weights` are the model's and those trained beside them; `result` has averages (EMA) in their place; `digest_state` is
+what the model's SHA-256 is computed over (tests/training/memory/test_ema.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def result(run: Run) -> dict[str, Any]:
 
 @contextmanager
 def guarded_outside(run: Run) -> Iterator[None]:
-    """Around code of the job that is called outside of a step, in `OutsideSteps.usable`: refuses weights that are not here."""
+    """Guards job code that runs outside of a step (used in `OutsideSteps.usable`): refuses access to weights that are
+    not in memory."""
     with ExitStack() as stack:
         for part in run.state_that(KeepsWeights):
             stack.enter_context(part.guarding())
@@ -67,7 +68,7 @@ def stored(run: Run) -> int:
 
 
 def brought_home(run: Run) -> None:
-    """Bring all weights back into memory, where possible; the run is over."""
+    """Bring all weights back into memory where possible, at the end of a run."""
     found = {
         name: torch.cat([piece.clone() for piece in one.pieces()]).view(one.shape)
         for name, one in stored_weights(run).items()

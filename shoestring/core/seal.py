@@ -53,11 +53,11 @@ def unsealed(whole: bytes, ours: bool = True, key: bytes = b"") -> tuple[dict[st
     ({'steps': 4}, True)
     >>> unsealed(sealed({"steps": 4}).replace(b": 4", b": 5"))
     Traceback (most recent call last):
-    shoestring.core.seal.Damaged: its SHA-256 is not that of its bytes
+    shoestring.core.seal.Damaged: its content does not match its SHA-256
     """
     found = SEALED.match(whole)
     if found is not None and not hmac.compare_digest(digest_but(whole, found, key).encode(), found[1]):
-        raise Damaged("its SHA-256 is not that of its bytes")
+        raise Damaged("its content does not match its SHA-256")
     try:
         data = json.loads(whole)
     except (ValueError, RecursionError) as error:

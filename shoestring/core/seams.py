@@ -1,9 +1,9 @@
-"""Marks on those functions of ours that call what the user gave: core/blame.py finds them in the frames of an exception.
+"""Marks for our functions that call the user's code; core/blame.py finds them in the stack frames of an exception.
 
-    @calls_user("loss")    what fails there in a library is the user's loss
-    CALLS_USER = "data"    of a module: so are all of its functions
-    @repeats_user          what the user gave is called again, and went well the first time: a failure is ours
-    @changes_user          what the user gave is called in another way than he would call it: a failure is ours
+    @calls_user("loss")    an error there, in a library, is the fault of the user's loss
+    CALLS_USER = "data"    in a module: the same for all of its functions
+    @repeats_user          the user's code is called a second time; it worked the first time, so an error is ours
+    @changes_user          the user's code is called otherwise than the user would call it: an error is ours
 
 A function is known by its code object, so it may be renamed, moved or replaced, and another room marks its own. Nothing
 heavy is imported: the command line needs this before it needs anything else.
@@ -29,17 +29,17 @@ class Seam(Enum):
 
 
 class SeamMark:
-    """What is known of a marked function. It keeps the code, so that no other gets its id."""
+    """A marked function. It holds the code object, so that its id is not given to another."""
 
     def __init__(self, code: CodeType, seam: Seam, what: str = "") -> None:
-        self.code, self.seam, self.what = code, seam, what  # `what` of the job it calls
+        self.code, self.seam, self.what = code, seam, what  # `what`: the part of the job that it calls
 
 
-MARKS: dict[int, SeamMark] = {}  # by the id of the code: code objects of two functions may be equal
+MARKS: dict[int, SeamMark] = {}  # by the id of the code object; two functions may have equal code objects
 
 
 def calls_user(what: str) -> Callable[[F], F]:
-    """Marks a function that calls this of the job: its "model", "loss", "data"."""
+    """Marks a function that calls this part of the job: "model", "loss", "data"."""
     return lambda function: marked(function, Seam.CALLS, what)
 
 
@@ -52,13 +52,13 @@ def changes_user(function: F) -> F:
 
 
 def marked(function: F, seam: Seam, what: str = "") -> F:
-    code = function.__code__  # the mark stands below all other decorators
+    code = function.__code__  # so this decorator must stand below all others
     MARKS[id(code)] = SeamMark(code, seam, what)
     return function
 
 
 def seam_of(code: CodeType, module: Mapping[str, Any]) -> SeamMark | None:
-    """The mark of a function's code, or that of its module, whose globals these are; None: it has none."""
+    """The mark of a function's code, or of its module (the one with these globals); None: unmarked."""
     found = MARKS.get(id(code))
     if found is None and isinstance(what := module.get("CALLS_USER"), str):
         return SeamMark(code, Seam.CALLS, what)

@@ -194,10 +194,10 @@ class SteppingTrial:
         """Why the step can't be divided; the first reason found for each kind."""
         found: dict[StepDivision, str] = {}
         for gradients, must in (
-            (self.drawn(SCALES, self.chosen(TRIED)), True),
-            (self.broken(), False),
-            (self.missing(), False),
-            (self.drawn([1.0] * LONG, self.chosen(2)), False),
+            (self.random_gradients(SCALES, self.spread_names(TRIED)), True),
+            (self.gradients_with_nan(), False),
+            (self.gradients_with_gap(), False),
+            (self.random_gradients([1.0] * LONG, self.spread_names(2)), False),
         ):
             try:
                 whole, drew = self.together(gradients)
@@ -253,13 +253,13 @@ class SteppingTrial:
 
     # Gradients
 
-    def chosen(self, count: int) -> list[str]:
+    def spread_names(self, count: int) -> list[str]:
         """`count` names of weights, evenly chosen, including the first and the last."""
         names = list(self.weights)
         count = min(count, len(names))
         return [names[round(number * (len(names) - 1) / max(count - 1, 1))] for number in range(count)]
 
-    def drawn(self, scales: Sequence[float], names: Sequence[str]) -> Gradients:
+    def random_gradients(self, scales: Sequence[float], names: Sequence[str]) -> Gradients:
         """Gradients for these weights, at a different scale for each; none for the others."""
         chance = torch.Generator().manual_seed(1)
         wanted = set(names)
@@ -271,20 +271,20 @@ class SteppingTrial:
             for scale in scales
         ]
 
-    def broken(self) -> Gradients:
+    def gradients_with_nan(self) -> Gradients:
         """Gradients of which one is NaN in the second step."""
-        found = self.drawn([1.0] * 4, self.chosen(TRIED))
+        found = self.random_gradients([1.0] * 4, self.spread_names(TRIED))
         at = next(number for number, one in enumerate(found[1]) if one is not None)
         found[1][at] = torch.full_like(found[0][at], float("nan"))  # type: ignore[arg-type]
         return found
 
-    def missing(self) -> Gradients:
+    def gradients_with_gap(self) -> Gradients:
         """Gradients of which one is missing in the second step."""
-        found = self.drawn([1.0] * 4, self.chosen(TRIED))
+        found = self.random_gradients([1.0] * 4, self.spread_names(TRIED))
         found[1][next(number for number, one in enumerate(found[1]) if one is not None)] = None
         return found
 
-    def given(self, gradient: Tensor | None) -> Tensor | None:
+    def copied_gradient(self, gradient: Tensor | None) -> Tensor | None:
         """A gradient as it is given to a weight: a copy, because optimizers may change it."""
         return (
             None if gradient is None else gradient.to_sparse(1) if self.sparse and gradient.dim() else gradient.clone()
@@ -300,7 +300,7 @@ class SteppingTrial:
         found = [now(weights)]
         for step in gradients:
             for weight, gradient in zip(weights, step, strict=True):
-                weight.grad = self.given(gradient)
+                weight.grad = self.copied_gradient(gradient)
             optimizer.step()
             found.append(now(weights))
         return found, not torch.equal(before, torch.get_rng_state())
@@ -315,11 +315,11 @@ class SteppingTrial:
         for step in gradients:
             pairs = list(zip(weights, step, strict=True))
             for weight, gradient in pairs:
-                weight.grad = None if freed else self.given(gradient)
+                weight.grad = None if freed else self.copied_gradient(gradient)
             for weight, gradient in reversed(pairs) if freed else pairs:
                 if gradient is None or id(weight) not in group_of:
                     continue
-                weight.grad = self.given(gradient)
+                weight.grad = self.copied_gradient(gradient)
                 with torch.no_grad(), only(optimizer, weight, group_of[id(weight)]):
                     optimizer.step()
                 weight.grad = None if freed else weight.grad
@@ -338,7 +338,7 @@ class SteppingTrial:
                 group["params"] = [one for one in group["params"] if id(one) in mine]
             for step in gradients:
                 for weight, gradient in zip(weights[begin:end], step[begin:end], strict=True):
-                    weight.grad = self.given(gradient)
+                    weight.grad = self.copied_gradient(gradient)
                 if mine:
                     optimizer.step()
                 own.append(now(weights[begin:end]))

@@ -1,6 +1,6 @@
 """All-reduce algorithms for n bytes on w workers: who sends what to whom, how long it takes, and which to choose.
 
-    way             seconds on the longest path, a a message and b a byte, c for a byte added        source
+    way             seconds on the longest path (a per message, b per byte sent, c per byte added)  source
     naive           2 (w-1) (a + n b) + (w-1) n c                    all to one, and back
     tree            2 ceil(log2 w) (a + n b) + ceil(log2 w) n c      binomial tree to one, and back [1]
     ring            2 (w-1) a + 2 (w-1)/w n b + (w-1)/w n c          each part goes round, and its sum goes round again [2]

@@ -48,12 +48,12 @@ class Swap(DispatchMode):
         self.file = tempfile.TemporaryFile(dir=self.directory)  # noqa: SIM115 (it lives as long as this object)
         self.known: OrderedDict[int, SwappableStorage] = (
             OrderedDict()
-        )  # by storage address, least recently touched first
+        )  # keyed by storage address, least recently used first
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        busy = [self.touched(leaf) for leaf in tree_leaves((args, kwargs or {})) if is_real(leaf)]
+        busy = [self.bring_back(leaf) for leaf in tree_leaves((args, kwargs or {})) if is_real(leaf)]
         out = func(*args, **(kwargs or {}))
-        busy += [self.touched(leaf) for leaf in tree_leaves(out) if is_real(leaf)]
+        busy += [self.bring_back(leaf) for leaf in tree_leaves(out) if is_real(leaf)]
         for key, large in list(self.known.items()):
             if self.held <= self.room:
                 break
@@ -62,7 +62,7 @@ class Swap(DispatchMode):
                 self.send(large, storage)
         return out
 
-    def touched(self, tensor: Tensor) -> int:
+    def bring_back(self, tensor: Tensor) -> int:
         """Bring a swapped-out tensor back into memory; returns the address of its storage."""
         storage = tensor.untyped_storage()
         key = storage_id(storage)

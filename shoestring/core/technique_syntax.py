@@ -33,7 +33,7 @@ def call_of(written: str) -> tuple[str, dict[str, Any]]:
         ) from None
 
 
-# What techniques were called until 0.1, and what they are called now: told where an old name is written
+# Names of techniques before 0.1 -> their present names, for the message about an old name
 RENAMED = {
     "Average": "DataParallel",
     "Spill": "OffloadActivations",

@@ -35,7 +35,7 @@ def parse_bytes(text: str | int) -> int:
     return size
 
 
-LEAST = 1 << 20  # bytes: every Python process is larger, so a smaller budget is a number whose unit was forgotten
+LEAST = 1 << 20  # bytes; every Python process is larger, so a smaller budget lacks its unit
 
 
 def budget_bytes(written: str | int) -> int:

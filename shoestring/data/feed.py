@@ -146,7 +146,7 @@ class Feed:
         if part is None:
             return None
         if self.mapped:
-            return self.fetched(number, part)
+            return self.fetch_part(number, part)
         return self.own(self.whole, part) if self.grouped else self.whole
 
     def next_whole(self) -> Any:
@@ -161,7 +161,7 @@ class Feed:
             self.chosen = self.chosen_samples(self.taken)
         return next(self.chosen)
 
-    def fetched(self, number: int, part: int) -> Batch:
+    def fetch_part(self, number: int, part: int) -> Batch:
         """A part of the batch whose samples are known."""
         self.assignment.idle = part >= len(self.whole)
         if self.fetchers is not None and self.next_fetched is None and type(self.assignment) is OwnPart:
@@ -170,9 +170,9 @@ class Feed:
         if self.fetchers is not None and self.next_fetched == (number, part):
             self.next_fetched = number + 1, part
             return self.fetchers.next()
-        return self.samples.fetched(self.wanted(number, part, self.whole))
+        return self.samples.fetched(self.batch_request(number, part, self.whole))
 
-    def wanted(self, number: int, part: int, chosen: list[int]) -> BatchRequest:
+    def batch_request(self, number: int, part: int, chosen: list[int]) -> BatchRequest:
         """A part of a batch by its samples. A worker without any takes a sample that does not count."""
         begin, end = piece_bounds(len(chosen), min(self.assignment.parts, len(chosen)))[
             part if part < len(chosen) else 0
@@ -181,7 +181,7 @@ class Feed:
 
     def wanted_from(self, begin: int, part: int) -> Iterator[BatchRequest]:
         for number, chosen in enumerate(self.chosen_samples(begin), begin):
-            yield self.wanted(number, part, chosen)
+            yield self.batch_request(number, part, chosen)
 
     def held(self) -> tuple[object, ...]:
         """Everything it keeps besides the last returned part: the data, an iterator over them, a batch fetched ahead,

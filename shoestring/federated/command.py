@@ -1,4 +1,4 @@
-"""shoestring federate: train or tune where the data lives. Updates leave a device, records never do."""
+"""shoestring federate: train or tune a model where the data are. Updates leave a device, records never do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shoestring.training.commands.job_flags import JobLoader
 
 ROOM = "shoestring.federated.session"
-LOOKING = "looking at the clients and at how fast devices work …"
+LOOKING = "inspecting the clients and timing devices' work …"
 
 
 def run(command: FederateCommand, call: Call) -> int:
@@ -43,7 +43,7 @@ def run(command: FederateCommand, call: Call) -> int:
     given: AskedJob = asked_job(call, command.job, {} if command.seed is None else {"seed": command.seed})
     check_use(command.use or ())
     command.run.check()
-    _ = command.run.cadence  # a mistake in it is told now
+    _ = command.run.cadence  # reports a mistake in it now
     if not training:
         return run_task(command, call, loaded(call, given.path, given.flags, ROOM), asked)
     if command.plan_only or command.verify:
@@ -69,11 +69,11 @@ def run(command: FederateCommand, call: Call) -> int:
         loader.resolve,
     )
     with session_of(held) as session:
-        return federated(command, call, loader, session)
+        return run_federation(command, call, loader, session)
 
 
 def check_use(use: tuple[str, ...]) -> None:
-    """Tell of a misspelt technique before torch is imported."""
+    """Report a misspelt technique before torch is imported."""
     from importlib.metadata import entry_points
 
     from shoestring.core.technique_syntax import call_of
@@ -81,21 +81,21 @@ def check_use(use: tuple[str, ...]) -> None:
     from shoestring.planning.names import check_written
 
     for written in use:
-        if call_of(written)[0] not in entry_points(group=TECHNIQUES).names:  # that an installed package brings
+        if call_of(written)[0] not in entry_points(group=TECHNIQUES).names:  # techniques of installed packages
             check_written(written, "shoestring.federated")
 
 
 def without_folder(command: FederateCommand, call: Call, job: Job, asked: FederateOptions) -> int:
-    """The plan alone, or a few rounds of it beside the plain ones."""
+    """Show only the plan, or compare a few of its rounds with plain ones."""
     import json
 
     from shoestring.core.codec import finite_json
     from shoestring.federated.command_text import federation_text, verdict_text
-    from shoestring.federated.session import chosen
+    from shoestring.federated.session import choose_plan
     from shoestring.federated.verify import verify_plan
 
     say(call, LOOKING)
-    outcome, given = chosen(job, asked, command.use)
+    outcome, given = choose_plan(job, asked, command.use)
     if not command.verify:
         print(
             json.dumps(finite_json(outcome.as_json()))
@@ -108,8 +108,8 @@ def without_folder(command: FederateCommand, call: Call, job: Job, asked: Federa
     return DONE if found.kept else NOT_KEPT
 
 
-def federated(command: FederateCommand, call: Call, loader: JobLoader, session: Session) -> int:
-    """Federate in a folder that this process holds."""
+def run_federation(command: FederateCommand, call: Call, loader: JobLoader, session: Session) -> int:
+    """Run a federation in a folder that this process holds."""
     from contextlib import contextmanager
 
     from shoestring.federated.command_text import RoundShower, federation_text
@@ -118,7 +118,7 @@ def federated(command: FederateCommand, call: Call, loader: JobLoader, session: 
 
     def planning() -> AbstractContextManager[object]:
         say(call, LOOKING)
-        return ticking("looking at the clients")  # over before devices are simulated by processes, which are forked
+        return ticking("looking at the clients")  # finished before processes for simulated devices are forked
 
     def show(planned: PlannedFederation) -> None:
         say(call, federation_text(planned.outcome, planned.given, screen(sys.stderr)))
@@ -141,10 +141,10 @@ def federated(command: FederateCommand, call: Call, loader: JobLoader, session: 
         return unfinished(call, command.run, session, played.ended.stopped, played.ended.unsaved)
     if played.ended is None:
         say(call, f"{session.folder.path} is finished; --fresh federates it anew")
-    return reported(call, command.run, played.report, session, shown)
+    return reported(call, command.run, played.report, session, print_report)
 
 
-def shown(report: Mapping[str, Any], page: Path) -> None:
+def print_report(report: Mapping[str, Any], page: Path) -> None:
     from shoestring.federated.command_text import report_text
 
     print(report_text(report, screen(sys.stdout)))

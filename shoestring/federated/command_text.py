@@ -1,4 +1,4 @@
-"""What the person in front of the terminal sees of a federation."""
+"""Terminal output of `shoestring federate`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERDICTS = {True: "kept", False: "NOT KEPT", None: "nothing is promised"}
 
 
 def federation_text(outcome: FederatedOutcome, given: Prepared, screen: Screen) -> str:
-    """The plan, what it was chosen from, and how devices are simulated."""
+    """The plan, its alternatives, and how devices are simulated."""
     from shoestring.federated.quantities import FEDERATED
     from shoestring.federated.room import ERROR
     from shoestring.show.outcome import outcome_text
@@ -43,7 +43,7 @@ def federation_text(outcome: FederatedOutcome, given: Prepared, screen: Screen) 
 
 
 def statistics_text(given: Prepared) -> str:
-    """What becomes of the running statistics of norm layers."""
+    """What happens to the running statistics of norm layers."""
     from shoestring.core.statistics import StatisticsRule
 
     count, private = given.layout.statistics.size, given.asked.epsilon is not None
@@ -69,8 +69,8 @@ class RoundShower:
 
     def __init__(self, call: Call, line: MovingLine, rounds: int, epsilon: float | None) -> None:
         self.call, self.line, self.rounds, self.epsilon = call, line, rounds, epsilon
-        self.ticker = Ticker(line.say)  # rounds that take long are each told
-        self.playing = 0  # the round that is played
+        self.ticker = Ticker(line.say)  # reports each round that takes long
+        self.playing = 0  # the present round
         self.step: Stepped | None = None
         self.seconds: list[float] = []
         self.metrics: dict[str, Any] = {}
@@ -92,7 +92,7 @@ class RoundShower:
             self.line.say(f"going on after round {event.step} of {event.steps}: {event.how}")
 
     def heard(self, number: int, done: int, given: int) -> None:
-        """A round is being played: said where a log is written and it takes long, shown where a line moves."""
+        """Progress within a round: a line in a log if it takes long, or the moving line."""
         text = f"round {number} of {self.rounds}, {done} of {given} devices are done"
         if number != self.playing:
             self.playing = number
@@ -137,7 +137,7 @@ class RoundShower:
 
 
 def report_text(report: Mapping[str, Any], screen: Screen) -> str:
-    """Predicted beside measured, and what came out."""
+    """Predicted and measured figures, and the results."""
     from shoestring.core.units import bytes_text
     from shoestring.federated.quantities import FEDERATED
     from shoestring.planning.quantities import compared
@@ -170,7 +170,7 @@ def report_text(report: Mapping[str, Any], screen: Screen) -> str:
         report.get("private") is False
     )
     lines.append(f"{bytes_text(report['bytes_up'])} up and {bytes_text(report['bytes_down'])} down in all{spent}")
-    losses = [loss for loss in report["losses"] if loss is not None]  # nobody took part: there is none
+    losses = [loss for loss in report["losses"] if loss is not None]  # a round without participants has no loss
     lines.append(
         (f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {report['rounds']} rounds, " if losses else "")
         + f"{report['clients_per_second'] or 0:.0f} clients/s; weights {report['weights_sha256'][:12]}"

@@ -1,6 +1,7 @@
-"""A/B tables: run 1 against run 2, by metric and by group, each with its difference in percent and the interval that holds it.
+"""A/B tables: run 1 against run 2, by metric and group, each with the difference in percent and its interval.
 
-The interval is drawn beside its numbers: where it lies clear of the line at zero, the two differ. All rows of a table have one scale.
+The interval is drawn beside its numbers: if it does not cross the line at zero, the two differ. All rows of a table
+have the same scale.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from shoestring.show.page.curves import known_text
 from shoestring.show.page.render import NONE, renderer
 
 render = renderer("shoestring.federated")
-MOST_TABLES, MOST_ROWS = 6, 60  # of all tables together: what keeps the page small
+MOST_TABLES, MOST_ROWS = 6, 60  # over all tables; keeps the page small
 WIDTH, MIDDLE, EDGE = 200.0, 100.0, 6.0  # of the picture of an interval; zero is in its middle
-WIDEST = 3.0  # times the usual interval: a wider one is cut, so that one small group does not make all others points
+WIDEST = (
+    3.0  # intervals wider than this many times the median are cut, so that one small group does not squeeze all others
+)
 
 
 @dataclass(frozen=True)
 class IntervalPicture:
-    """Where the picture of an interval goes."""
+    """Positions in the picture of an interval."""
 
     label: str
     x: str
     width: str
-    at: str  # of the estimate; empty: it lies outside
+    at: str  # of the estimate; empty: outside of the picture
     tone: str
 
 
@@ -39,7 +42,7 @@ class ComparisonRow:
     one: str
     other: str
     delta: str
-    span: str  # the interval in words
+    span: str  # the interval as text
     devices: str
     verdict: str
     tone: str
@@ -61,7 +64,7 @@ def comparisons(own: FederationReport) -> list[Markup]:
 
 
 def scale_of(found: Sequence[ABRow]) -> float:
-    """Percent from the middle of the pictures to their edge."""
+    """Percent from the middle of the pictures to their edges."""
     ends = [max(abs(one.low), abs(one.high)) for one in found if one.low is not None and one.high is not None]
     return (min(max(ends), WIDEST * median(ends)) if ends else 0.0) or 1.0
 
@@ -92,7 +95,7 @@ def percent(value: float) -> str:
 
 
 def tone_of(verdict: str) -> str:
-    """The colour of what was found: that it is no news is told by the neutral one.
+    """The colour of a verdict; neutral if there is no difference.
 
     >>> tone_of("worse"), tone_of("Better by 2 %"), tone_of("no difference seen")
     ('alert', 'update', 'other')
@@ -118,7 +121,7 @@ def interval(
 
 
 def place(value: float, most: float) -> float:
-    """Where a percentage goes; beyond the scale to its edge, which is further out."""
+    """The position of a percentage; beyond the scale, the edge of the picture."""
     if abs(value) > most:
         return WIDTH if value > 0 else 0.0
     return MIDDLE + (MIDDLE - EDGE) * value / most

@@ -1,4 +1,4 @@
-"""The report of a federation that is over, as its folder keeps it and `federate --json` prints it."""
+"""The report of a finished federation, as stored in its folder and printed by `federate --json`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shoestring.runs.report import Report
 from shoestring.runs.report_json import best_json, measured_json
 from shoestring.runs.request import Request
 
-MOST = 20  # updates that could not be used, which are told one by one
+MOST = 20  # most rejected updates that are listed one by one
 
 
 def finished_report(request: Request, told: Report, ended: FederationResult) -> dict[str, Any]:
-    """Its sums are over all rounds that count; `participants`, `missing` and `rejected` are lists with an entry a round."""
+    """Sums are over all rounds that count; `participants`, `missing` and `rejected` are lists with an entry per round."""
     found, rounds = told.of_room, told.of_kind(RoundFinished)
     assert isinstance(found, FederationReport), "the run's own request was read"
     columns = {name: [getattr(one, name) for one in rounds] for name in ("participants", "missing")}

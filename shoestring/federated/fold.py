@@ -1,4 +1,4 @@
-"""What a federated run came to so far: what was asked for, its rounds that count, and what its model was compared with."""
+"""The state of a federated run so far: its request, the rounds that count, and comparisons of its model with others."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from shoestring.runs.folder import Folder, Unusable
 from shoestring.runs.history import History
 
 NOTHING_ASKED = FederateOptions()
-COMPARISONS = "comparisons.json"  # in a run's folder: what its model was compared with
+COMPARISONS = "comparisons.json"  # file in a run's folder with comparisons of its model
 
 
 @dataclass(frozen=True)
 class ABRow:
-    """Run 1 against run 2 by a metric, on the devices of a group; None: too few devices know it."""
+    """Run 1 against run 2 in one metric, on the devices of a group; None: measured by too few devices."""
 
     metric: str
     group: str = ""
     one: float | None = None
     other: float | None = None
     delta_percent: float | None = None
-    low: float | None = None  # the interval of the difference, in percent
+    low: float | None = None  # interval of the difference, in percent
     high: float | None = None
     devices: int | None = None
     verdict: str = ""
@@ -40,7 +40,7 @@ class ABTable:
 
 @dataclass(frozen=True)
 class ABTables:
-    """The file of comparisons."""
+    """The content of the comparisons file."""
 
     comparisons: tuple[ABTable, ...] = ()
 
@@ -53,12 +53,12 @@ class FederationReport:
 
     @property
     def private(self) -> bool | None:
-        """None: no epsilon was asked for; False: one was, and the noise followed from a seed, so it means nothing."""
+        """None: no epsilon was requested; False: one was, but the noise followed from a seed, so nothing is private."""
         return None if self.asked.epsilon is None else self.asked.insecure_seed is None
 
     @property
     def up(self) -> int:
-        """Bytes that all devices sent in all rounds."""
+        """Bytes sent by all devices in all rounds."""
         return sum(one.up for one in self.rounds)
 
     @property
@@ -71,23 +71,23 @@ class FederationReport:
 
     @property
     def turned_away(self) -> list[tuple[int, str, str]]:
-        """Updates that could not be used: the round, whose, and why."""
+        """Rejected updates: round, device and reason."""
         return [(one.step, name, why) for one in self.rounds for name, why in one.rejected]
 
     @property
     def away(self) -> list[tuple[str, int]]:
-        """Devices that were missing and in how many rounds, most often first, of those whose names were noted."""
+        """Missing devices with the number of rounds they missed, most first; only devices whose names were noted."""
         return Counter(name for one in self.rounds for name in one.missing_names).most_common()
 
 
 def federation_report(asked: Mapping[str, Any], history: History, folder: Folder) -> FederationReport:
-    """Raises Unreadable where what was asked for can't be."""
+    """Raises Unreadable if the request is impossible."""
     options = from_json(FederateOptions, asked, unknown="ignored")
     return FederationReport(options, tuple(history.of_kind(RoundFinished)), comparisons_in(folder))
 
 
 def comparisons_in(folder: Folder) -> tuple[ABTable, ...]:
-    """What a run's model was compared with; a file that can't be read is as good as none: the comparison can be made again."""
+    """Comparisons of a run's model. An unreadable file counts as missing, because the comparison can be made again."""
     try:
         return from_json(ABTables, folder.read(COMPARISONS), unknown="ignored").comparisons
     except (Unusable, Unreadable):

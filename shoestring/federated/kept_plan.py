@@ -1,7 +1,7 @@
-"""The plan of a run that goes on, read back from its folder: the same techniques, and devices put together as they were.
+"""The stored plan of a resumed run: the same techniques, with devices simulated in the same way.
 
-Anybody can write such a file. A plan that could not have been made for what is asked for is refused: without it a plan
-without noise would be played under an epsilon.
+Anybody can write such a file. A plan that can't be the answer to the request is refused; otherwise a plan without noise
+could be executed although an epsilon was requested.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from shoestring.planning.plan import named, read_plan
 def plan_in(
     file: Mapping[str, Any], offers: AvailableTechniques, use: Sequence[str] | None = None, private: bool = False
 ) -> FederatedPlan:
-    """The plan that a file holds. Raises Unreadable where it holds none, or none for techniques of these words (`use`)
-    or, if it is to be `private`, none with noise."""
+    """The plan in a file. Raises Unreadable if there is none, if its techniques are not those of `use`, or if it should
+    be `private` and has no noise."""
     try:
         plan = read_plan(file, offers.restore, (*FEDERATED, ERROR), FederationDetails)
-    except Mistake as error:  # the folder's, not the user's
+    except Mistake as error:  # the folder's mistake, not the user's
         raise Unreadable(str(error)) from error
     if reason := unlike(plan.techniques, None if use is None else in_order(map(offers.parse, use)), private):
         raise Unreadable(reason)
@@ -41,7 +41,7 @@ def plan_in(
 
 
 def unlike(techniques: Sequence[FederatedTechnique], wanted: Sequence[FederatedTechnique] | None, private: bool) -> str:
-    """Why a kept plan's techniques can't be those of what is asked for; empty if they can."""
+    """Why a stored plan's techniques do not match the request; empty if they do."""
     if wanted is not None and tuple(techniques) != tuple(wanted):
         return f"its techniques are {named(techniques)}, and {named(wanted)} was asked for"
     if private and noise_of(techniques) is None:

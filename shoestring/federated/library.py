@@ -1,4 +1,4 @@
-"""The library's door to federated learning: `shoestring.federate`."""
+"""The library function `shoestring.federate`."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ FORGOTTEN = (
 
 @dataclass(frozen=True)
 class Federated:
-    """What a federation came to."""
+    """The result of a federation."""
 
-    model: nn.Module = field(repr=False)  # the job's, with the weights of the last round
-    losses: tuple[float, ...]  # mean training loss of every round; not a number: nobody took part
+    model: nn.Module = field(repr=False)  # the job's model with the weights of the last round
+    losses: tuple[float, ...]  # mean training loss of every round; NaN: nobody took part
     metrics: tuple[Mapping[str, Any], ...]  # of every validation on the job's held-out data
-    before: tuple[Mapping[str, Any], ...]  # of devices on what they hold out, before their own work,
-    after: tuple[Mapping[str, Any], ...]  # and after
-    report: Mapping[str, Any] = field(repr=False)  # everything, as `shoestring federate --json` prints it
+    before: tuple[Mapping[str, Any], ...]  # held-out metrics on devices before their own training,
+    after: tuple[Mapping[str, Any], ...]  # and after it
+    report: Mapping[str, Any] = field(repr=False)  # everything that `shoestring federate --json` prints
 
 
 @contextmanager
 def threads_kept() -> Iterator[None]:
-    """A federation computes with one thread (`prepared`); afterwards the script has as many as it had."""
+    """Restores the script's number of threads; a federation computes with one (`prepared`)."""
     before = torch.get_num_threads()
     try:
         yield
@@ -98,25 +98,25 @@ def federate(
     tell: Callable[[Event], None] | None = None,
     **flags: Any,
 ) -> Federated:
-    """Train a job where its records lie, on simulated devices.
+    """Train a job where its records are, on simulated devices.
 
         done = shoestring.federate(job, rounds=20, per_round=10, upload="20KB")
         print(done.losses[-1], done.report["bytes_up"])
 
     job         a Job with `clients`, the path of a job file, or the name of a built-in one ("digits"); `flags` are the file's own
-    rounds, per_round, clients    rounds, devices that take part in one, and devices that there are
-    upload, download, time, epsilon, delta    budgets: bytes of a device in a round, time of all rounds, privacy loss of all rounds
-    statistics  of norm layers: "averaged", "local" (every device keeps its own) or "frozen"; the job's Local says so, too
-    ledger      the privacy ledger of these people, if other runs are about them, too; left out, the run's folder has its own.
-                `ledger_epsilon`: what all runs on it may spend together
-    insecure_seed    noise follows from this number, for tests: nothing is private, and the report says so
+    rounds, per_round, clients    number of rounds, of devices that take part in one, and of all devices
+    upload, download, time, epsilon, delta    budgets: bytes per device and round, time of all rounds, privacy loss of all rounds
+    statistics  of norm layers: "averaged", "local" (every device keeps its own) or "frozen"; default: as the job's Local says
+    ledger      the privacy ledger of these people, if other runs use their records too; default: one in the run's folder.
+                `ledger_epsilon`: limit for all runs on it together
+    insecure_seed    derive the noise from this number, for tests: nothing is private, and the report says so
     use         exactly these techniques instead of choosing: ["FedAdam(lr=0.01)", TopK(share=0.01), MyRule()]; docs/own_technique.md
-    every       judge the model every so many rounds
-    processes   that simulate devices; the result is the same bits with any number
-    run         the folder of the run: one that is there is gone on with; left out, nothing is kept. Needs a job from a file
-    fresh, adopt    begin anew in a run that is there, or go on with it although what is asked for changed
-    save_every, keep    how often the run is saved (50 rounds, "5m"), and how many checkpoints stay
-    tell        is called with every event
+    every       evaluate the model every so many rounds
+    processes   number of processes that simulate devices; the result has the same bits with any number
+    run         a folder for the run; an existing run is resumed. Default: nothing is stored. Needs a job from a file
+    fresh, adopt    start over in an existing run's folder, or resume it although the request changed
+    save_every, keep    how often the run is saved (50 rounds, "5m"), and how many checkpoints are kept
+    tell        called with every event
 
     Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
@@ -179,7 +179,7 @@ def federate(
         )
         if played.ended is not None and played.ended.stopped:
             deliver(played.ended.signal)
-            raise KeyboardInterrupt(played.ended.stopped)  # a handler of the script's own that does not end it
+            raise KeyboardInterrupt(played.ended.stopped)  # the script's own handler did not end it
         if played.ended is not None and played.ended.unsaved:
             raise OSError(played.ended.unsaved)
         assert played.report is not None, "it is finished"
@@ -197,7 +197,7 @@ def federate(
 
 
 def silent(event: Event) -> None:
-    """Nobody looks on."""
+    """Ignores an event."""
 
 
 def request_of(job: Job, use: tuple[str, ...] | None, run: str | Path | None) -> Request:

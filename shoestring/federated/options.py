@@ -1,6 +1,7 @@
-"""What can be asked of a federation: flags of `shoestring federate`, arguments of `shoestring.federate`, and what its run keeps.
+"""Options of a federation: flags of `shoestring federate`, arguments of `shoestring.federate`, and the part of its
+run's request.
 
-Nothing heavy is imported: a wrong flag is told of at once.
+Imports nothing heavy, so that a wrong flag is reported at once.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from shoestring.core.extras import require
 from shoestring.core.statistics import StatisticsRule
 from shoestring.runs.options import RunOptions
 
-WHOLE = ("clients", "per_round", "rounds", "processes", "every")  # whole numbers, 1 or more
-PRIVATE = ("ledger", "ledger_epsilon", "insecure_seed")  # what goes with epsilon; a task has a ledger without
+WHOLE = ("clients", "per_round", "rounds", "processes", "every")  # integers, 1 or more
+PRIVATE = ("ledger", "ledger_epsilon", "insecure_seed")  # only with epsilon; a task has a ledger without it
 
 
 @dataclass(frozen=True)
 class FederateOptions:
-    """None: it is not asked for, or whatever is usual."""
+    """None: not given, use the default."""
 
-    clients: int | None = argument("N", "devices that there are (default: as the job says; of a partition rule, 100)")
-    per_round: int | None = argument("N", "devices that take part in a round (default 10)")
+    clients: int | None = argument("N", "number of devices (default: the job's; for a partition rule, 100)")
+    per_round: int | None = argument("N", "devices per round (default 10)")
     rounds: int | None = argument("N", "rounds (default 20)")
-    upload: int | None = argument("BYTES", "most bytes that a device sends in a round, such as 200KB")
-    download: int | None = argument("BYTES", "most bytes that a device is given in a round")
-    time: float | None = argument("TIME", "most time for all rounds, such as 10m")
-    epsilon: float | None = argument("E", "most privacy loss of all rounds; noise is calibrated to it")
-    delta: float | None = argument("D", "the chance at which the privacy loss may be greater, such as 1e-6")
+    upload: int | None = argument("BYTES", "most bytes that a device may upload per round, such as 200KB")
+    download: int | None = argument("BYTES", "most bytes that a device may download per round")
+    time: float | None = argument("TIME", "time limit for all rounds, such as 10m")
+    epsilon: float | None = argument("E", "privacy budget of all rounds together; noise is calibrated to it")
+    delta: float | None = argument("D", "probability that the privacy loss exceeds epsilon, such as 1e-6")
     statistics: str | None = argument(
         "RULE",
         "running statistics of norm layers: averaged, local or frozen (default: as the job's Local says, else averaged, with "
@@ -40,20 +41,20 @@ class FederateOptions:
         choices=tuple(map(str, StatisticsRule)),
     )
     ledger: str | None = argument(
-        "FILE", "the privacy ledger of these people, for all runs on them (default: one in the run's folder)"
+        "FILE", "privacy ledger of these people, shared by all runs on their records (default: one in the run's folder)"
     )
     ledger_epsilon: float | None = argument(
-        "E", "most privacy loss of all runs on the ledger together; it is kept there"
+        "E", "privacy budget of all runs on the ledger together; it is stored there"
     )
-    insecure_seed: int | None = argument("N", "for tests: noise follows from this number, so NOTHING IS PRIVATE")
-    every: int | None = argument("N", "judge the model every so many rounds (default: ten times in all)")
+    insecure_seed: int | None = argument("N", "for tests: derive the noise from this number, so NOTHING IS PRIVATE")
+    every: int | None = argument("N", "evaluate the model every so many rounds (default: ten times in all)")
     processes: int | None = argument(
         "N", "processes that simulate devices (default: one a core); the result is the same"
     )
 
     @classmethod
     def parsed(cls, written: Mapping[str, Any]) -> FederateOptions:
-        """What a user wrote, by the names of the fields; what can't be is refused."""
+        """Parse the user's values, by field name; impossible ones are refused."""
         budget = parsed_budget(written)
         if written["statistics"] not in (None, *StatisticsRule):
             raise Mistake(f"--statistics {written['statistics']}: give one of {', '.join(StatisticsRule)}")
@@ -77,7 +78,7 @@ class FederateOptions:
         return Budget(up=self.upload, down=self.download, seconds=self.time, epsilon=self.epsilon, delta=self.delta)
 
     def check_private(self) -> None:
-        """Of a training: what is about privacy goes with epsilon."""
+        """For training: refuse privacy options without an epsilon."""
         for name in PRIVATE:
             if (value := getattr(self, name)) is not None and self.epsilon is None:
                 raise Mistake(
@@ -128,7 +129,7 @@ def above_zero(flag: str, value: Any) -> float | None:
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """What devices do beside training; a script calls the functions of federated/tasks."""
+    """Options of tasks other than training; scripts call the functions of federated/tasks."""
 
     task: str = argument(
         "",
@@ -140,14 +141,14 @@ class TaskOptions:
     )
     model: tuple[str, ...] | None = argument(
         "RUN",
-        "a run whose last weights are evaluated, tuned or compared; may be repeated (default: as the job begins)",
+        "a run whose last weights are evaluated, tuned or compared; may be repeated (default: the job's initial weights)",
         repeated=True,
         command_only=True,
     )
     settings: str | None = argument(
         "GRID", 'settings of devices\' own training to try, such as "lr=0.01,0.1 epochs=1,2"', command_only=True
     )
-    as_is: bool = argument("", "judge models as they are, without devices' own training", False, command_only=True)
+    as_is: bool = argument("", "evaluate the models as they are, without training on devices", False, command_only=True)
     halving: bool = argument(
         "", "tune by halves: all settings on few devices, the better half on more", False, command_only=True
     )
@@ -155,7 +156,7 @@ class TaskOptions:
         "", "compare on two halves of the devices, instead of both models on all of them", False, command_only=True
     )
     least: int | None = argument(
-        "N", "nothing is told about fewer devices than this (default 10)", read=int, command_only=True
+        "N", "release no result about fewer devices than this (default 10)", read=int, command_only=True
     )
 
 
@@ -165,15 +166,15 @@ class FederateCommand:
         "job", "a Python file with `def job(...) -> Job(clients=...)`, or the name of a built-in job", positional=True
     )
     asked: FederateOptions = group(FederateOptions)
-    seed: int | None = argument("N", "what every random number follows from, instead of the job's")
+    seed: int | None = argument("N", "seed of all random numbers, instead of the job's")
     use: tuple[str, ...] | None = argument(
         "TECHNIQUE",
         'exactly these techniques instead of choosing, such as "FedAdam(lr=0.01)"; may be repeated',
         repeated=True,
     )
-    plan_only: bool = argument("", "choose and explain, and end", False, command_only=True)
+    plan_only: bool = argument("", "show the plan and stop", False, command_only=True)
     verify: bool = argument(
-        "", "play a few rounds beside the plain sequential round: the same weights?", False, command_only=True
+        "", "compare a few rounds with the plain sequential loop: are the weights the same?", False, command_only=True
     )
     run: RunOptions = group(RunOptions)
     tasks: TaskOptions = group(TaskOptions)

@@ -1,4 +1,4 @@
-"""What a federated run has on its page, and in the overview of several runs, beside what all runs have."""
+"""A federated run's own parts of its page and of the overview."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoestring.federated.fold import FederationReport
 from shoestring.federated.page_style import STYLE_OF_FEDERATED
 from shoestring.federated.sections import Privacy, charts, how_federated, privacy, round_line, tables
 from shoestring.runs.report import Report
-from shoestring.show.page import paired, wide
+from shoestring.show.page import in_two_columns, wide
 from shoestring.show.page.charts import Line
 from shoestring.show.page.drawing import strip
 from shoestring.show.page.room_page import Cell, RoomCell, RoomPage
@@ -21,8 +21,8 @@ from shoestring.show.page.words import counted, loss_text, short
 
 class FederatedPage(RoomPage[FederationReport]):
     note: ClassVar[str] = (
-        "Bytes of one device in one round, and times. The difference is that of what was measured from what was predicted; plain "
-        "is the round without any technique."
+        "Bytes of one device in one round, and times. The difference is measured minus predicted; plain is the round "
+        "without techniques."
     )
     plain: ClassVar[str] = "The plain round"
     at_the_end: ClassVar[tuple[str, ...]] = ("total_seconds", "epsilon")
@@ -33,6 +33,7 @@ class FederatedPage(RoomPage[FederationReport]):
 
     def flags(self, own: FederationReport) -> Mapping[str, object]:
         """
+        >>> from shoestring.federated.options import FederateOptions
         >>> from shoestring.federated.plugin import FEDERATED
         >>> FederatedPage(FEDERATED).flags(FederationReport(FederateOptions(per_round=50, upload=2048, epsilon=4.0)))
         {'per round': 50, 'upload': '2.00 KiB', 'epsilon': '4'}
@@ -41,7 +42,7 @@ class FederatedPage(RoomPage[FederationReport]):
         return {name.replace("_", " "): asked_text(name, value) for name, value in asked if value is not None}
 
     def sections(self, own: FederationReport, report: Report) -> Iterable[str]:
-        return [*map(wide, comparisons(own)), *paired(charts(own, report)), *paired(tables(own))]
+        return [*map(wide, comparisons(own)), *in_two_columns(charts(own, report)), *in_two_columns(tables(own))]
 
     def tiles(self, own: FederationReport) -> Iterable[Tile]:
         return round_tiles(own)
@@ -52,9 +53,9 @@ class FederatedPage(RoomPage[FederationReport]):
     def cells(self, own: FederationReport) -> Iterator[RoomCell]:
         took, spent = own.rounds[-1].participants if own.rounds else None, privacy(own)
         yield RoomCell("Participants", Cell() if took is None else Cell(f"{took:,}", took), "down")
-        yield RoomCell("Bytes up", Cell(bytes_text(own.up), rounded(own.up)) if own.rounds else Cell())
+        yield RoomCell("Bytes up", Cell(bytes_text(own.up), sort_number(own.up)) if own.rounds else Cell())
         if spent is not None:
-            yield RoomCell("Epsilon spent", Cell(loss_text(spent.spent), rounded(spent.spent), spent.over))
+            yield RoomCell("Epsilon spent", Cell(loss_text(spent.spent), sort_number(spent.spent), spent.over))
 
     def lines(self, own: FederationReport) -> Iterable[tuple[str, Line]]:
         return (
@@ -64,20 +65,20 @@ class FederatedPage(RoomPage[FederationReport]):
         )
 
 
-def rounded(value: float) -> float:
+def sort_number(value: float) -> float:
     """A number to sort by."""
     return float(f"{value:.6g}")
 
 
 def asked_text(name: str, value: object) -> object:
-    """A value of a flag as people write it."""
+    """An option's value as people write it."""
     if isinstance(value, int) and name in ("upload", "download"):
         return bytes_text(value)
     return short(value) if isinstance(value, float) else value
 
 
 def round_tiles(own: FederationReport) -> Iterator[Tile]:
-    """Who took part in the last round, the privacy that is spent, bytes, and who is missing."""
+    """Participants of the last round, epsilon spent, bytes, and missing devices."""
     if not own.rounds:
         return
     last = own.rounds[-1]

@@ -1,4 +1,4 @@
-"""What the page of a federated run has in its style beside what all pages have."""
+"""The CSS that only pages of federated runs need."""
 
 from __future__ import annotations
 

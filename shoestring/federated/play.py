@@ -32,7 +32,7 @@ from shoestring.federated.round import (
     Updates,
 )
 
-COMMON = 10  # devices, or half of those that measured anything: a metric that fewer measured is not told of
+COMMON = 10  # a metric is only reported if this many devices, or half of those with any metric, measured it
 
 
 @dataclass(frozen=True)

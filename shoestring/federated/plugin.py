@@ -1,4 +1,4 @@
-"""What federated runs bring to the code that all rooms share."""
+"""Federation as a room: what it supplies to the code that all rooms share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shoestring.runs.history import History
     from shoestring.runs.request import Request
 
-TECHNIQUES = "shoestring.federated"  # the group of entry points by which packages bring techniques of a round
+TECHNIQUES = "shoestring.federated"  # the group of entry points for techniques of other packages
 
 
 class FederatedPlugin(RoomPlugin):
@@ -30,7 +30,7 @@ class FederatedPlugin(RoomPlugin):
         return (
             Command(
                 "federate",
-                "train or tune where the data lives: updates leave, records never do",
+                "train or tune where the data are: updates leave a device, records never do",
                 "shoestring.federated.options:FederateCommand",
                 "shoestring.federated.command:run",
                 "The job's own arguments are flags too: name the job before --help to see them. Built-in jobs with clients: "

@@ -1,4 +1,4 @@
-"""What a federation is made of before its first round: the job's clients, its model as a row, and how devices are simulated."""
+"""What a federation needs before its first round: the job's clients, its model as a row, and how devices are simulated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.private.release import check_delta_for
 from shoestring.runs.initial_weights import fresh_model
 
-ROUNDS = 20  # if nobody says how many
+ROUNDS = 20  # default number of rounds
 PER_ROUND = 10
 SAMPLE = 3  # devices on which ways to work are tried
 TIMED = 2  # chunks a process that are timed
@@ -58,7 +58,7 @@ class Prepared:
     population: Population
     rounds: int
     layout: Layout
-    row: Tensor  # the job's model as it begins
+    row: Tensor  # the job's initial model
     how: MethodChoice
     processes: int
     sample: tuple[DeviceView, ...]
@@ -68,11 +68,11 @@ class Prepared:
 
     @property
     def plain(self) -> Round:
-        """The round without techniques, as it is simulated here."""
+        """The round without techniques, simulated as chosen."""
         return self.round(engine_work(Engine(self.job, self.layout, self.how)))
 
     def round(self, work: Work) -> Round:
-        """The round without techniques whose devices work like this, with whole rows."""
+        """The round without techniques, for whole rows, with this `work`."""
         parts = with_statistics(plain_round(self.layout, self.job.local, work), self.layout, self.statistics, self.row)
         return parts.with_(randomness=self.randomness)
 
@@ -90,7 +90,7 @@ class Prepared:
         return parts.initial(self.server_at(0, self.row, {}))
 
     def server_at(self, round: int, row: Tensor, state: Tensors) -> ServerState:
-        """The server after so many rounds, of the model's whole row."""
+        """The server after `round` rounds, from the model's whole row."""
         return ServerState(self.job.seed, round, row[: self.layout.trained], state, row[self.layout.trained :])
 
     def devices(self, parts: Round, states: States | None = None) -> SimulatedDevices:
@@ -129,8 +129,8 @@ def prepared(
 
 
 def several(how: MethodChoice, per_round: int) -> MethodChoice:
-    """So many devices at once that a round has PARTS chunks, which several processes can share; however many those are, the chunks, and
-    with them the bits, are the same."""
+    """Limit a chunk's devices so that a round has PARTS chunks, which several processes can share. The number of
+    processes does not matter, so chunks, and with them the bits, are always the same."""
     return replace(how, chunk=max(min(how.chunk, -(-per_round // PARTS)), 1))
 
 
@@ -151,8 +151,8 @@ def population_of(clients: Mapping[str, Any], per_round: int | None) -> Populati
 def sample_of(
     job: Job, clients: Mapping[str, Any], population: Population, plain: SequentialMethod | None
 ) -> tuple[DeviceView, ...]:
-    """A few devices that have records on which `plain` can take some steps. Others are named when their turn comes, and the round goes on
-    without them."""
+    """A few devices with records on which `plain` can take some steps. Failing devices are reported when their turn
+    comes, and the round continues without them."""
     found: list[DeviceView] = []
     first: BaseException | None = None
     for name in islice(map(population.name, range(population.count)), TRIES):
@@ -179,7 +179,7 @@ def sample_of(
 
 @withheld_output()
 def usual_way(job: Job, layout: Layout, sample: Sequence[Records]) -> MethodChoice:
-    """How devices work; those of the sample that fail while that is tried are left out, unless all of them do."""
+    """The simulation method. Devices of the sample that fail meanwhile are left out, unless all of them do."""
     try:
         return choose_method(job, layout, sample)
     except Failure:
@@ -194,13 +194,16 @@ def usual_way(job: Job, layout: Layout, sample: Sequence[Records]) -> MethodChoi
 
 
 def plain_cost(given: Prepared) -> RoundCost:
-    """What a round costs without techniques: bytes by formula, seconds and updates from devices of the first round that really work."""
+    """The cost of a round without techniques: bytes by formula; seconds and updates measured on devices of the first
+    round."""
     parts = given.plain
     server, devices = given.server(parts), given.devices(parts)
     names = measured_names(given, parts, server)
     order = parts.order(server, DeviceGroup(names))
     try:
-        list(devices.work(order, names[: given.how.chunk * given.processes]))  # what is made once is made now
+        list(
+            devices.work(order, names[: given.how.chunk * given.processes])
+        )  # a warm-up, so that one-time work is not timed
         begun = time.perf_counter()
         arrived = list(devices.work(order, names))
         updates = [parts.decode(order, one.sent) for one in arrived if one.sent is not None]
@@ -241,14 +244,14 @@ def plain_cost(given: Prepared) -> RoundCost:
 
 
 def measured_names(given: Prepared, parts: Round, server: ServerState) -> tuple[str, ...]:
-    """Devices of the first round, evenly of all of them: enough for every process, and as many as tell how far devices agree."""
+    """Devices of the first round, evenly chosen: enough for every process, and to see how far devices agree."""
     names = [name for group in parts.choose(server, given.population) for name in group.names]
     wanted = min(MEASURED, UPDATES // (4 * parts.layout.size))
     count = min(len(names), max(TIMED * given.how.chunk * given.processes, wanted))
     return tuple(names[place * len(names) // count] for place in range(count))
 
 
-TOLD = 16  # bytes that every device sends beside its update: how many samples it trained on, and its loss
+TOLD = 16  # bytes that every device sends beside its update: its number of samples and its loss
 
 
 def parts_of(given: Prepared, techniques: Sequence[FederatedTechnique]) -> Round:

@@ -1,4 +1,4 @@
-"""The federated room: what the chooser chooses among, and how a candidate is confirmed by devices' real work."""
+"""The federated room: its catalogue and objective, and how candidates are confirmed by real work of devices."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from shoestring.planning.plan import Outcome, Plan
 from shoestring.planning.room import Candidate, Room
 
 ERROR = Quantity("error", "error of a round's update", "share")
-MUCH = 1.0  # error of a round's update from which on it is worth a word: as large as the update itself
+MUCH = 1.0  # an error of a round's update this large causes a warning: as large as the update itself
 
 
 @dataclass(frozen=True)
 class FederationDetails:
-    """What a federation adds to its plan."""
+    """A federation's own part of its plan."""
 
-    how: MethodChoice  # devices are simulated
-    processes: int = 1  # that simulate them
-    clients: int = 0  # in all
+    how: MethodChoice  # how devices are simulated,
+    processes: int = 1  # and in how many processes
+    clients: int = 0  # number of clients
     per_round: int = 0
     rounds: int = 0
-    statistics: StatisticsRule | None = None  # what becomes of norm layers' running statistics; None: there are none
-    private: bool | None = None  # False: its noise follows from a seed; None: there is none
+    statistics: StatisticsRule | None = None  # what happens to norm layers' running statistics; None: there are none
+    private: bool | None = None  # False: the noise follows from a seed; None: no noise
 
 
 FederatedPlan = Plan[FederatedTechnique, FederationDetails]
@@ -57,7 +57,7 @@ def details_of(given: Prepared) -> FederationDetails:
 
 
 def doubt(plan: FederatedPlan) -> str:
-    """Why little may be learned; empty if nothing speaks against it."""
+    """A warning if little may be learned; empty if nothing suggests that."""
     error = plan.predicted.get("error", 0.0)
     return (
         f"what comes out of a round is expected to be off by {error:.2g} times what devices find (squared), so little may be "
@@ -88,13 +88,13 @@ class FederatedRoom(Room[FederatedTechnique, RoundCost, FederatedPlan]):
         self.given, self.evidence = (
             given,
             plain.evidence,
-        )  # as a device found it: techniques' costs have what they made of it
+        )  # as measured on devices, because the costs of techniques have changed theirs
 
     def sketch(self, one: Candidate[FederatedTechnique, RoundCost]) -> FederatedPlan:
         return FederatedPlan(one.techniques, one.exactness, one.known, details_of(self.given))
 
     def confirm(self, one: Candidate[FederatedTechnique, RoundCost]) -> FederatedPlan:
-        """With the bytes that a device which really works under these techniques is given and sends."""
+        """The candidate, with the bytes that a device really receives and sends under these techniques."""
         up, down = traffic(self.given, one.techniques, self.evidence)
         plan = self.sketch(one).predicting(up_bytes=up, down_bytes=down)
         return replace(plan, warnings=tuple(filter(None, (*self.given.warnings, doubt(plan)))))
@@ -117,12 +117,12 @@ class FederatedRoom(Room[FederatedTechnique, RoundCost, FederatedPlan]):
         return found
 
     def concerns(self, kind: type[FederatedTechnique]) -> bool:
-        """Only what the chooser may choose by itself is worth a word."""
+        """Only techniques that the planner may choose by itself."""
         return kind.seam in ("send", "private")
 
 
 def traffic(given: Prepared, techniques: Sequence[FederatedTechnique], evidence: UpdateEvidence) -> tuple[int, int]:
-    """Bytes that one device sends and is given, with its update as it was really found."""
+    """Bytes that one device sends and receives, with a measured update."""
 
     def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:
         import torch
@@ -146,13 +146,13 @@ def traffic(given: Prepared, techniques: Sequence[FederatedTechnique], evidence:
 
 class PlannedFederation(NamedTuple):
     outcome: FederatedOutcome
-    given: Prepared  # as it was prepared, with another way to simulate devices if planning found that to be needed
+    given: Prepared  # as prepared, or with another simulation method if planning found that necessary
 
 
 def plan_federation(
     given: Prepared, budget: Budget, use: Sequence[str] | None = None, offers: AvailableTechniques | None = None
 ) -> PlannedFederation:
-    """The plan with the least error within the budget, or exactly the techniques that are asked for."""
+    """The plan with the least error within the budget, or exactly the requested techniques."""
     offers = offers or available_techniques()
     techniques = None if use is None else in_order(map(offers.parse, use))
     if techniques is not None and (reason := incomplete_reason(techniques)):

@@ -1,4 +1,4 @@
-"""What is told of a round that was played, and of losses that did not fall. Of a private round no device is named."""
+"""Events of a played round, and warnings about losses that do not fall. Devices of a private round are never named."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from shoestring.measure.process import status
 from shoestring.runs.event import Event, Stepped, Warned
 
 NAMED_IN_TEXT = 3
-NAMED = 20  # missing devices of a round whose names are noted
-# Suffixes of keys in the server's state: a technique's simulated time, and rounds that it made nothing of
+NAMED = 20  # most missing devices per round whose names are noted
+# Suffixes of keys in the server's state: a technique's simulated time, and rounds in which it made no update
 CLOCK, SKIPPED = ".clock", ".skipped"
 
 
 def events_of_round(
     played: RoundResult, before: Tensors, seconds: float, spent: Mapping[str, float] | None
 ) -> list[Event]:
-    """`before`: the server's state before the round; `spent`: what a private run has spent, None: it is not private."""
-    number, clocks = played.server.round, grown(before, played.server.state, CLOCK)
+    """`before`: the server's state before the round; `spent`: epsilon spent by a private run, None: not private."""
+    number, clocks = played.server.round, increased_counters(before, played.server.state, CLOCK)
     simulated = max(clocks.values(), default=played.seconds)
     named, figures = spent is None, spent or {}
     finished = RoundFinished(
         step=number,
         participants=len(played.participants),
-        samples=played.samples if named else 0.0,  # a sum of record counts may tell who took part
+        samples=played.samples if named else 0.0,  # a sum of record counts may reveal who took part
         up=played.up,
         senders=played.senders,
         down=played.down,
@@ -44,11 +44,15 @@ def events_of_round(
         simulated=simulated if simulated not in (0.0, 1.0) else None,
     )
     stepped = Stepped(number, played.loss, seconds, status("VmRSS"), status("VmHWM"))
-    return [stepped, finished, *map(Warned, round_warnings(played, named, grown(before, played.server.state, SKIPPED)))]
+    return [
+        stepped,
+        finished,
+        *map(Warned, round_warnings(played, named, increased_counters(before, played.server.state, SKIPPED))),
+    ]
 
 
 def round_warnings(played: RoundResult, named: bool, skipped: Mapping[str, float]) -> list[str]:
-    """`named`: devices may be named; `skipped`: techniques that made nothing of the round."""
+    """`named`: devices may be named; `skipped`: techniques that made no update in this round."""
     number, found = played.server.round, []
     if played.restored:
         found.append(
@@ -77,8 +81,8 @@ def round_warnings(played: RoundResult, named: bool, skipped: Mapping[str, float
     ]
 
 
-def unlearned(losses: Sequence[float]) -> str:
-    """What is to be said of rounds whose losses did not fall; empty if they did, or if there are too few to tell.
+def stagnation_warning(losses: Sequence[float]) -> str:
+    """A warning if losses did not fall; empty if they did, or if there are too few rounds to tell.
 
     >>> unlearned([2.0, 2.1, 2.2, 2.3, 2.2, 2.4]), unlearned([2.0, 2.1, 1.0]), unlearned([1.0, 2.0])
     ('the loss did not fall: 2.05 in the first 2 rounds, 2.3 in the last 2', '', '')
@@ -90,8 +94,8 @@ def unlearned(losses: Sequence[float]) -> str:
     )
 
 
-def grown(before: Tensors, after: Tensors, word: str) -> dict[str, float]:
-    """Counters of techniques by this word that have grown in a round, and by how much."""
+def increased_counters(before: Tensors, after: Tensors, word: str) -> dict[str, float]:
+    """Counters of techniques with this suffix that increased in a round, and by how much."""
     found = {
         name.removesuffix(word): float(value) - float(before.get(name, torch.zeros(())))
         for name, value in after.items()
@@ -105,7 +109,7 @@ def some_of(names: Sequence[str]) -> str:
 
 
 def means(sums: Sums) -> dict[str, float | None]:
-    """Means of metrics; None: it is not finite."""
+    """Means of metrics; None: NaN or infinite."""
     found: dict[str, float | None] = finite_json(
         {name: total / weight for name, (total, weight) in sums.items() if weight}
     )

@@ -1,8 +1,8 @@
-"""A federation that runs in a folder: round after round, told as events, saved as checkpoints, and gone on with after whatever ended it.
+"""Runs a federation in a folder: plays rounds, writes events, saves checkpoints, and resumes.
 
-What follows from a round's number and the seed is the same however often it is played, so a run that was killed and goes on ends with the
-same bits. Noise follows from nothing: a private round that was killed before it was told of is played with other noise, and one that was
-told of is not played again but taken from its checkpoint (private/release.py).
+A round is determined by its number and the seed, so a killed and resumed run ends with the same bits. Private noise is
+not determined by anything: a private round that was killed before it was reported is played again with new noise; one
+that was reported is not played again, but taken from its checkpoint (private/release.py).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from shoestring.federated.events import RoundFinished
 from shoestring.federated.prepare import Prepared
 from shoestring.federated.room import FederatedPlan, doubt
 from shoestring.federated.round import ServerState
-from shoestring.federated.round_events import events_of_round, unlearned
+from shoestring.federated.round_events import events_of_round, stagnation_warning
 from shoestring.federated.saved_weights import fits, row_of, weights_and_aliases
 from shoestring.federated.simulation.simulation import Simulation
 from shoestring.federated.techniques.private.release import RunLedger, check_delta_for, release_of
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import (
     RunCheckpoint,
-    believed,
     best_in,
     clear_drafts,
     forget_best,
     move_aside,
     newest_good,
+    reading_untrusted,
     whole_number,
 )
 from shoestring.runs.digest import weights_sha256
@@ -51,9 +51,9 @@ from shoestring.runs.saver import Saver, Snapshot
 from shoestring.runs.tensors import UnreadableTensors
 from shoestring.training.validation import check_goal, run_validation
 
-PARTS = ("step", "server", "devices", "parts", "best")  # what a checkpoint's state must have to be gone on from
-FAILED = 3  # rounds in a row in which no device's work can be used: then it is the job that fails, or it has diverged
-BUDGET = "epsilon is spent"  # why a run is over whose next round would exceed it
+PARTS = ("step", "server", "devices", "parts", "best")  # required parts of a checkpoint's state
+FAILED = 3  # after so many rounds in a row without a usable update, the job counts as failed or diverged
+BUDGET = "epsilon is spent"  # why a run ends whose next round would exceed its epsilon
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class FederationResult:
     weights_sha256: str = ""
     unsaved: str = ""  # why the last weights could not be saved
     stopped: str = ""
-    signal: int = 0  # that stopped it
+    signal: int = 0  # the signal that stopped it
     shown: str = ""
 
     @property
@@ -78,29 +78,29 @@ class Runner:
     given: Prepared
     plan: FederatedPlan
     folder: Folder
-    tell: Callable[[Event], None]  # whoever looks on
+    tell: Callable[[Event], None]  # receives events
     cadence: Cadence = field(default_factory=Cadence)
-    every: int = 0  # rounds between two judgements; 0: a tenth of them
+    every: int = 0  # rounds between two evaluations; 0: a tenth of them
     heard: Callable[[int, int, int], None] = lambda number, done, given: (
         None
-    )  # of the round that is played: devices done, of how many
+    )  # progress within a round: devices done, out of all
 
     def __post_init__(self) -> None:
         self.simulation = Simulation(self.given, self.plan.techniques, warn=lambda text: self.say(Warned(text)))
         self.model = fresh_model(self.given.job)
         self.server: ServerState = self.given.server(self.simulation.parts)
         self.best: tuple[float, int] | None = None
-        self.answered = False  # somebody has, in this process's life
-        self.failed = 0  # rounds in a row in which nobody did
-        self.stop, self.signal = "", 0  # why to stop, and the signal that asked for it
-        self.spent_up = False  # others on the ledger left nothing for the round that was played
+        self.answered = False  # whether any device has answered since this process started
+        self.failed = 0  # rounds in a row without an answer
+        self.stop, self.signal = "", 0  # the reason to stop, and the signal that asked for it
+        self.spent_up = False  # other runs on the ledger left nothing for the round that was played
         self.events = Events(self.folder.path)
         self.saver = Saver(self.folder.checkpoints, self.cadence, self.say)
         self.saver.by_loss = not self.given.job.validates
         release = release_of(self.plan.techniques, self.given)
         self.ledger = RunLedger(release, self.folder, self.given.asked.ledger) if release is not None else None
-        self.known_lines = 0  # of the ledger, by the checkpoint that the run goes on from
-        self.retold: list[Event] = []  # what that round was to be told of
+        self.known_lines = 0  # of the ledger, as recorded in the checkpoint
+        self.retold: list[Event] = []  # the events that the round should have reported
         self.every = self.every or max(1, self.given.rounds // 10)
 
     @property
@@ -110,10 +110,10 @@ class Runner:
     def say(self, event: Event) -> None:
         self.tell(self.events.add(event))
 
-    # Beginning
+    # Starting
 
     def resume(self) -> None:
-        """Go to the newest good checkpoint, if there is one."""
+        """Restore the newest good checkpoint, if there is one."""
         clear_drafts(self.folder.checkpoints)
         found, damaged = newest_good(self.folder.checkpoints, PARTS)
         for bad, reason in damaged:
@@ -136,7 +136,7 @@ class Runner:
         self.tell_again()
 
     def restore(self, checkpoint: RunCheckpoint) -> None:
-        with believed(checkpoint):
+        with reading_untrusted(checkpoint):
             self.take(checkpoint, checkpoint.state())
 
     def take(self, checkpoint: RunCheckpoint, state: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class Runner:
         self.retold = [event for event in map(event_of, state.get("told", ())) if event is not None]
 
     def open(self, ledger: RunLedger) -> None:
-        """Take the ledger up, tell of it, and refuse a run that it has no room for."""
+        """Open the ledger, report its state, and refuse a run that it has no room for."""
         spending = ledger.open(self.round, self.known_lines)
         if why := ledger.refusal(self.given.rounds):
             raise OverBudget(why, self.plan)
@@ -182,7 +182,7 @@ class Runner:
             )
 
     def tell_again(self) -> None:
-        """What a kill kept from being told of the round that the run goes on from."""
+        """Report again the events of the last round that a kill may have suppressed."""
         told = History().read(self.folder.path).of_kind(RoundFinished)
         if self.retold and (not told or told[-1].step < self.round):
             for event in self.retold:
@@ -223,8 +223,8 @@ class Runner:
         )
         if self.ledger and not self.ledger.spend(
             self.round, played.server.weights
-        ):  # on disk before anything of the round is known
-            self.spent_up = True  # by another run meanwhile: this round is forgotten
+        ):  # on disk before anything of the round is revealed
+            self.spent_up = True  # another run spent it meanwhile: this round is discarded
             return
         self.failed = self.failed + 1 if played.rejected and not played.participants else 0
         self.answered = self.answered or bool(played.participants)
@@ -241,7 +241,8 @@ class Runner:
         self.keep_and_tell(told, last)
 
     def keep_and_tell(self, told: list[Event], last: bool) -> None:
-        """Save if it is time, and tell of a round. A private one is on disk before it is told of, or it would have to be spent again."""
+        """Save if it is time, and report a round. A private round is saved before it is reported; otherwise it would
+        have to be paid for again."""
         if self.ledger:
             self.retold = told
             self.saver.save(self.snapshot)
@@ -253,17 +254,18 @@ class Runner:
 
     @property
     def strict(self) -> bool:
-        """Whether a round in which all devices fail ends the run: the first one shows that the job fails, unless it has one device only.
-        Later ones, or one device, may be bad luck; several in a row are not, nor is a run in which nobody ever answered."""
+        """Whether a round in which all devices fail ends the run. In the first round it shows that the job fails,
+        unless there is only one device. Later it may be bad luck, but not several times in a row, and not if no device
+        ever answered."""
         last = self.round + 1 == self.given.rounds
         return self.failed + 1 >= FAILED or not (self.answered or (self.given.population.per_round == 1 and not last))
 
     def spent(self) -> Mapping[str, float] | None:
-        """What a private run has spent; None if it is not private."""
+        """Epsilon spent by a private run; None if it is not private."""
         return self.ledger.spent_figures(exactly=self.round == self.given.rounds) if self.ledger else None
 
     def validate(self) -> Validated:
-        """Try the global model on the job's held-out data."""
+        """Evaluate the global model on the job's held-out data."""
         begun, job = time.perf_counter(), self.given.job
         self.given.layout.load(self.model, self.server.row)
         found = run_validation(plain_run(job, self.model, {}), job)
@@ -275,7 +277,7 @@ class Runner:
             self.saver.save_best(lambda: self.snapshot_of({"metrics": dict(found)}))
         return Validated(self.round, 0, finite_json(found), time.perf_counter() - begun, best)
 
-    # Keeping
+    # Saving
 
     def snapshot(self) -> Snapshot:
         private = (
@@ -294,18 +296,18 @@ class Runner:
         )
 
     def snapshot_of(self, state: dict[str, Any]) -> Snapshot:
-        """The weights of now, and some state."""
+        """The present weights, and some state."""
         self.given.layout.load(self.model, self.server.row)
         weights, aliases = weights_and_aliases(self.model)
         course = (
             {"course": {"best": self.best}} if self.given.job.validates else {}
-        )  # as a training has it: best weights are pruned by it
+        )  # as in training runs: best weights are pruned by it
         return Snapshot(
             self.round, weights, aliases, {"step": self.round, "parts": course, "model": {}, "on_disk": [], **state}
         )
 
     def asked_to_stop(self, number: int, frame: Any) -> None:
-        """The first signal lets the round end and saves; a second one ends at once."""
+        """The first signal ends the run after this round and saves; a second one ends it at once."""
         if self.stop:
             os._exit(128 + number)
         self.stop, self.signal = asked_by(number), number
@@ -335,7 +337,7 @@ class Runner:
                     f", so there is none"
                 )
             )
-        if found := unlearned([loss for loss in report_of(self.folder.path).curves.losses if isfinite(loss)]):
+        if found := stagnation_warning([loss for loss in report_of(self.folder.path).curves.losses if isfinite(loss)]):
             self.say(Warned("; ".join(filter(None, (found, doubt(self.plan))))))
         self.given.layout.load(self.model, self.server.row)
         shown = self.shown()
@@ -343,7 +345,8 @@ class Runner:
         return FederationResult(self.round, why, weights_sha256(self.model.state_dict()), shown=shown)
 
     def shown(self) -> str:
-        """What the job shows of its model. If that fails (of a model that diverged, say), the run is no less finished."""
+        """The result of the job's `show` for its model. If that fails (a diverged model, for example), the run is
+        finished all the same."""
         try:
             return self.given.job.show(self.model) if self.given.job.show is not None else ""
         except Exception as error:

@@ -1,4 +1,4 @@
-"""What checkpoints have of a model and its server: weights under all of their names, read as a row; techniques' state."""
+"""The model and server state in checkpoints: weights under all their names, read as a row; state of techniques."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoestring.runs.checkpoints import RunCheckpoint
 
 
 def row_of(checkpoint: RunCheckpoint, layout: Layout) -> Tensor:
-    """The weights of a checkpoint as a row."""
+    """A checkpoint's weights as a row."""
     row, weights = torch.zeros(layout.size), checkpoint.weights()
     for name, view in layout.views(row).items():
         source = weights.metadata.get(f"alias {name}", name)
@@ -25,7 +25,7 @@ def row_of(checkpoint: RunCheckpoint, layout: Layout) -> Tensor:
 
 
 def weights_and_aliases(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """A model's state by name, and those of its names that are others' too."""
+    """A model's state by name, and second names of tied weights."""
     weights: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[int, int], str] = {}
@@ -40,6 +40,7 @@ def weights_and_aliases(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor]
 
 
 def fits(found: Tensor, initial: Tensor) -> bool:
-    """Whether a technique can have kept this where it began with `initial`; what began without rows may have any number."""
+    """Whether a stored state can come from a technique with this initial state; a state that began without rows may
+    have any number of them."""
     rows = slice(int(initial.dim() > 0 and not len(initial)), None)
     return found.dtype == initial.dtype and found.dim() == initial.dim() and found.shape[rows] == initial.shape[rows]

@@ -1,4 +1,4 @@
-"""The sections of a federated run: who took part, what was sent, what privacy it cost, and who was missing or turned away."""
+"""The sections of a federated run: participants, traffic, privacy, and missing or rejected devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoestring.show.page.render import NONE, renderer
 from shoestring.show.page.words import counted, loss_text, numbers, share_text, short
 
 render = renderer("shoestring.federated")
-MOST_ROWS, MOST_METRICS, MOST_NAME = 12, 3, 30  # what keeps the page small
+MOST_ROWS, MOST_METRICS, MOST_NAME = 12, 3, 30  # limits that keep the page small
 
 
 def round_line(
@@ -27,7 +27,7 @@ def round_line(
     tone: str = "",
     summed: bool = False,
 ) -> Line:
-    """What every round came to; `summed` up to each round."""
+    """A value for every round; `summed`: cumulative."""
     values = [told(one) for one in own.rounds]
     return Line(
         shown,
@@ -39,13 +39,13 @@ def round_line(
 
 @dataclass(frozen=True)
 class Privacy:
-    """Epsilon that is spent, and what there is to spend."""
+    """Epsilon spent, and the budget."""
 
     spent: float
-    budget: float | None  # None: none was given
+    budget: float | None  # None: no budget was given
     delta: float | None
-    in_all: float | None = None  # by all runs on the ledger; None: there is no other
-    seeded: bool = False  # noise follows from a seed
+    in_all: float | None = None  # spent by all runs on the ledger; None: no other run
+    seeded: bool = False  # the noise follows from a seed
 
     @property
     def over(self) -> bool:
@@ -70,7 +70,7 @@ class Privacy:
 
 
 def privacy(own: FederationReport) -> Privacy | None:
-    """None where nothing is private, or nothing is known yet."""
+    """None if nothing is private, or nothing is known yet."""
     spent, asked = [one for one in own.rounds if one.epsilon is not None], own.asked
     if not spent or spent[-1].epsilon is None:
         return None
@@ -78,7 +78,7 @@ def privacy(own: FederationReport) -> Privacy | None:
 
 
 def how_federated(own: FederationReport, ended: str = "") -> str:
-    """The end of the sentence on how it went: why it ended if not by its rounds, who took part, and the privacy it cost.
+    """The end of the sentence about the run's result: why it ended early, participants, and the privacy spent.
 
     >>> from shoestring.federated.options import FederateOptions
     >>> asked = FederateOptions(per_round=50, clients=1000, epsilon=4.0)
@@ -93,13 +93,13 @@ def how_federated(own: FederationReport, ended: str = "") -> str:
 
 
 def charts(own: FederationReport, report: Report) -> list[Markup]:
-    """By round: who took part, the privacy that is spent, bytes up and down, metrics on devices, and simulated time."""
-    found = [participants(own), epsilon(own), traffic(own, report), *on_devices(own), simulated(own)]
+    """By round: participants, epsilon spent, bytes up and down, metrics on devices, and simulated time."""
+    found = [participants(own), epsilon(own), traffic(own, report), *on_devices(own), simulated_time(own)]
     return [one for one in found if one]
 
 
 def participants(own: FederationReport) -> Markup:
-    """Devices whose updates were used, were missing or were turned away."""
+    """Devices that took part, were missing or were rejected."""
     took = round_line(own, lambda one: one.participants, "took part", "update")
     others = [
         round_line(own, lambda one: one.missing, "missing", "temporaries"),
@@ -116,7 +116,7 @@ def participants(own: FederationReport) -> Markup:
 
 
 def epsilon(own: FederationReport) -> Markup:
-    """The privacy loss so far against its budget."""
+    """Epsilon spent so far and its budget."""
     line, spent = round_line(own, lambda one: one.epsilon, "epsilon spent", "optimizer"), privacy(own)
     if spent is None:
         return Markup()
@@ -130,7 +130,7 @@ def epsilon(own: FederationReport) -> Markup:
 
 
 def traffic(own: FederationReport, report: Report) -> Markup:
-    """Bytes that all devices sent and were given so far."""
+    """Bytes that all devices sent and received so far."""
     lines = (
         round_line(own, lambda one: one.up, "up", "forward", summed=True),
         round_line(own, lambda one: one.down, "down", "backward", summed=True),
@@ -146,7 +146,7 @@ def traffic(own: FederationReport, report: Report) -> Markup:
 
 
 def on_devices(own: FederationReport) -> Iterator[Markup]:
-    """Every metric on what devices hold out, before their own work and after it."""
+    """Held-out metrics on devices, before and after their own training."""
     told = [one for one in own.rounds if one.before or one.after]
     for name in list(dict.fromkeys(name for one in told for name in (*(one.before or {}), *(one.after or {}))))[
         :MOST_METRICS
@@ -169,8 +169,8 @@ def on_devices(own: FederationReport) -> Iterator[Markup]:
         ).drawn()
 
 
-def simulated(own: FederationReport) -> Markup:
-    """How long the rounds would take devices of different speeds."""
+def simulated_time(own: FederationReport) -> Markup:
+    """Simulated time of the rounds, for devices of different speeds."""
     line = round_line(own, lambda one: one.simulated, "a round", "buffers")
     known = numbers(line.y)
     mean = f"{loss_text(sum(known) / len(known))} a round on average, {sum(known):,.4g} in all" if known else ""
@@ -180,15 +180,15 @@ def simulated(own: FederationReport) -> Markup:
 
 @dataclass(frozen=True)
 class Away:
-    """A device that was missing."""
+    """A missing device."""
 
     name: str
     rounds: int
-    share: str  # of all rounds
+    share: str  # fraction of all rounds
 
 
 def tables(own: FederationReport) -> list[Markup]:
-    """Who was missing and who was turned away, by name."""
+    """Missing and rejected devices, by name."""
     return [one for one in (missing(own), turned_away(own)) if one]
 
 

@@ -1,4 +1,4 @@
-"""What a command and a script share: from what is asked for to a federation that has run in a folder."""
+"""Shared by command and library: from the options to a federation that has run in a folder."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from shoestring.runs.session import Execution, Session
 
 @contextmanager
 def blaming_the_job() -> Iterator[None]:
-    """While inside, what fails in a function of the job is a Mistake that says where; what fails in ours is ours. Either may have been at
-    work on a record, so its text is withheld."""
+    """While inside, an error in a function of the job becomes a Mistake that says where; an error of ours stays ours.
+    Both may have handled a record, so their text is withheld."""
     try:
         yield
     except (OverBudget, MemoryError):
@@ -55,15 +55,15 @@ def blaming_the_job() -> Iterator[None]:
 
 
 @blaming_the_job()
-def chosen(
+def choose_plan(
     job: Job, asked: FederateOptions, use: Sequence[str] | None, offers: AvailableTechniques | None = None
 ) -> PlannedFederation:
-    """The plan for what is asked for."""
+    """The plan for these options."""
     return plan_federation(prepared(job, asked), asked.budget, use, offers)
 
 
 class Onlooker(NamedTuple):
-    """Who is told of rounds while they are played."""
+    """Receives the progress of rounds."""
 
     tell: Callable[[Event], None]
     heard: Callable[[int, int, int], None] = lambda number, done, given: None  # round, devices done, devices in it
@@ -71,18 +71,17 @@ class Onlooker(NamedTuple):
 
 @dataclass
 class FederationRun(Execution[FederatedPlan, FederationResult]):
-    """A federation in a folder that this process holds. `offers`: the techniques that there are, if a script gives some of
-    its own."""
+    """A federation in a folder that this process holds. `offers`: the available techniques, including a script's own."""
 
     session: Session
     make_job: Callable[[], Job]
     cadence: Cadence
-    playing: Callable[[Prepared], AbstractContextManager[Onlooker]]  # is entered while rounds are played
-    planning: Callable[[], AbstractContextManager[object]] = nullcontext  # and this while it is planned
-    show: Callable[[PlannedFederation], None] = lambda planned: None  # is called with what was chosen
+    playing: Callable[[Prepared], AbstractContextManager[Onlooker]]  # entered while rounds are played
+    planning: Callable[[], AbstractContextManager[object]] = nullcontext  # entered while planning
+    show: Callable[[PlannedFederation], None] = lambda planned: None  # called with the chosen plan
     offers: AvailableTechniques = field(default_factory=available_techniques)
     adopt: bool = False
-    given: Prepared | None = None  # once there is a plan
+    given: Prepared | None = None  # set once there is a plan
 
     @cached_property
     def job(self) -> Job:
@@ -97,7 +96,7 @@ class FederationRun(Execution[FederatedPlan, FederationResult]):
 
     @blaming_the_job()
     def begin(self) -> None:
-        """Before it is planned: room for the ledger of a new run."""
+        """Before planning: check that the ledger has room for a new run."""
         folder = self.session.folder
         note(folder.path, Planning())
         if self.asked.epsilon is not None and not newest_good(folder.checkpoints)[0]:
@@ -128,7 +127,9 @@ class FederationRun(Execution[FederatedPlan, FederationResult]):
     def execute(self, plan: FederatedPlan) -> FederationResult:
         folder, given = self.session.folder, self.given
         assert given is not None, "it is planned"
-        if job_file := given.job.origin:  # what was imported while devices' work was tried is known by now
+        if (
+            job_file := given.job.origin
+        ):  # the modules that were imported while devices' work was tried are known by now
             note_modules(
                 folder, Path(job_file.file).parent, True, lambda text: note(folder.path, Warned(text)), begins=True
             )

@@ -1,4 +1,4 @@
-"""The tasks of `federate` beside training: evaluate and tune on devices' own records, and compare two models there."""
+"""Tasks of `federate` other than training: evaluate and tune on devices' own records, and compare two models there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_task(command: FederateCommand) -> None:
-    """Refuse flags that say two things, before anything heavy is imported."""
+    """Refuse contradicting flags before anything heavy is imported."""
     options, private = command.tasks, command.asked
     given = {
         "--settings": options.settings,
@@ -81,7 +81,7 @@ def run_task(command: FederateCommand, call: Call, job: Job, asked: FederateOpti
 
     options = command.tasks
     settings: list[Any] = list(settings_of(options.settings)) if options.settings else [{}]
-    say(call, "looking at the clients and at how fast devices work …")
+    say(call, "inspecting the clients and timing devices' work …")
     with blaming_the_job():
         given = prepared(job, replace(asked, per_round=None))
     models = models_of(given, options.model or [])

@@ -104,9 +104,9 @@ class Stage(DispatchMode):
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.done(func, args, kwargs or {})
+        return self.perform(func, args, kwargs or {})
 
-    def done(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def perform(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operation, fake or real."""
         if has_fake(args) or (kwargs and has_fake(tuple(kwargs.values()))):
             return self.faked(func, args, kwargs)

@@ -79,7 +79,7 @@ class Holders:
     original: nn.Module | None = None  # the model of which the run has a temporary copy: training has only one of them
     on_device: bool = False  # whether the model will be on a device with its own memory, where the data are not
 
-    def found(self, run: Run) -> Iterator[tuple[Tensor, str]]:
+    def find(self, run: Run) -> Iterator[tuple[Tensor, str]]:
         """Every tensor that they hold, with its role; a tensor may come twice."""
         mapped = MappedFiles()
         hidden = storages_of((self.original,)) - storages_of((run.model,)) if self.original is not None else set()

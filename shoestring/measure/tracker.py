@@ -325,7 +325,7 @@ class Tracker(DispatchMode):
             return args[0].fake_device
         self.look(self.find_place)
         self.look(self.see_arguments, (*args, *kwargs.values()))
-        out = func(*args, **kwargs) if self.stage is None else self.stage.done(func, args, kwargs)
+        out = func(*args, **kwargs) if self.stage is None else self.stage.perform(func, args, kwargs)
         self.look(self.see_result, func, args, kwargs, out)
         return out
 
@@ -369,7 +369,7 @@ def watch_run(run: Run, tracker: Tracker, holders: Holders) -> Run:
 
     def gradients(now: Run, batch: Batch) -> Tensor:
         tracker.look(lambda: tracker.hold(tensors(batch), "inputs"))
-        tracker.look(lambda: tracker.hold_new(holders.found(run)))
+        tracker.look(lambda: tracker.hold_new(holders.find(run)))
         return run.gradients(now, batch)
 
     def update(now: Run) -> None:

@@ -1,4 +1,4 @@
-"""Small whole numbers in a stream of bits: eight numbers of b bits are b bytes, the first number in the lowest bits."""
+"""Pack small integers into bytes: eight numbers of b bits take b bytes, the first number in the lowest bits."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-EIGHT = 8  # bits of a byte; so many numbers of any width fill whole bytes
-PIECE = 1 << 18  # numbers of 3, 5, 6 or 7 bits that are packed at once: on the way each takes eight bytes
+EIGHT = 8  # this many numbers of any width fill whole bytes
+PIECE = 1 << 18  # numbers of 3, 5, 6 or 7 bits packed at once: temporarily each takes eight bytes
 
 
 def packed_bytes(count: int, bits: int, multiple: int | None = None) -> int:
-    """Bytes that hold `count` numbers of `bits` bits, filled up to a multiple of so many numbers (see `pack_bits`).
+    """Bytes for `count` numbers of `bits` bits, padded to a multiple of `multiple` numbers (see `pack_bits`).
 
     >>> packed_bytes(10, 3), packed_bytes(9, 4), packed_bytes(9, 4, multiple=2)
     (6, 8, 5)
@@ -23,8 +23,8 @@ def packed_bytes(count: int, bits: int, multiple: int | None = None) -> int:
 def pack_bits(codes: Tensor, bits: int, multiple: int | None = None) -> Tensor:
     """Whole numbers below 2^bits (..., n) as bytes (..., packed_bytes(n, bits, multiple)).
 
-    Every row is filled up with zeros to a multiple of so many numbers: of eight without `multiple`, so that a row of any width
-    ends with a byte. Of 8 bits, every number is a byte and nothing is filled up.
+    Every row is padded with zeros to a multiple of `multiple` numbers; by default eight, so that a row of any width
+    ends with a whole byte. Numbers of 8 bits need no padding.
 
     >>> pack_bits(torch.tensor([1, 2, 3]), 4).tolist(), pack_bits(torch.tensor([[1, 2, 3], [4, 5, 6]]), 4, multiple=2).tolist()
     ([33, 3, 0, 0], [[33, 3], [84, 6]])
@@ -59,7 +59,7 @@ def unpack_bits(stream: Tensor, bits: int, count: int) -> Tensor:
 
 
 def packed_words(codes: Tensor, bits: int) -> Tensor:
-    """By words of eight numbers, of which 56 bits or fewer are in use."""
+    """In words of eight numbers, which use at most 56 bits."""
     eights = codes.view(*codes.shape[:-1], codes.shape[-1] // EIGHT, EIGHT).to(torch.int64)
     words = (eights << shifts(bits, codes)).sum(-1, keepdim=True)
     return ((words >> (EIGHT * torch.arange(bits, device=codes.device))) & 255).to(torch.uint8).flatten(-2)
@@ -73,7 +73,7 @@ def unpacked_words(stream: Tensor, bits: int) -> Tensor:
 
 
 def shifts(bits: int, like: Tensor) -> Tensor:
-    """Where the numbers of a word begin."""
+    """The bit positions of a word's numbers."""
     return bits * torch.arange(EIGHT, device=like.device)
 
 

@@ -1,4 +1,5 @@
-"""Blocks of numbers as short codes. Every block has a range of its own, so one large number costs only its neighbours digits.
+"""Block quantization: numbers as short codes. Every block has its own range, so a large number only reduces the
+precision of its neighbours.
 
     symmetric    x ~ s c / 127                      s = max |x|,  c = round(127 x / s)              off by at most s / 254
     companded    x ~ s sign(c) (c / 127)^2          c = round(127 sign(x) sqrt(|x| / s))            finer near zero
@@ -7,9 +8,9 @@
                                                     c = floor((x - low) / step + u)
     grid         x ~ scale (c - zero)               zero is a code too, so that 0 is stored exactly
 
-The affine codes with u = 1/2 are the nearest, at most step / 2 off; with u uniform in [0, 1) the mean is right, E[low + step c] = x, and
-E|error|^2 = sum of step^2 f (1 - f), where f is the part of (x - low) / step behind the point. How scales and codes lie in a file or a
-message, and what happens to what is not finite, is the business of who stores or sends them.
+The affine codes with u = 1/2 are the nearest, at most step / 2 off; with u uniform in [0, 1) the mean is right, E[low +
+step c] = x, and E|error|^2 = sum of step^2 f (1 - f), where f is the part of (x - low) / step behind the point. How
+scales and codes are laid out, and what happens to NaN and infinity, is up to the caller.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from torch.nn import functional
 
 
 def in_blocks(rows: Tensor, block: int, fill: float | None = None) -> Tensor:
-    """(k, n) as (k, blocks, block). The last block is filled up with its last number, which changes no range, or with `fill`.
+    """(k, n) as (k, blocks, block). The last block is padded with its last number, which changes no range, or with
+    `fill`.
 
     >>> in_blocks(torch.tensor([[1, 2, 3]]), 2).tolist(), in_blocks(torch.tensor([[1, 2, 3]]), 2, fill=0).tolist()
     ([[[1, 2], [3, 3]]], [[[1, 2], [3, 0]]])
@@ -36,7 +38,7 @@ def in_blocks(rows: Tensor, block: int, fill: float | None = None) -> Tensor:
 
 
 def per_number(values: Tensor, block: int, count: int) -> Tensor:
-    """A value a block (k, blocks), as a value a number (k, count).
+    """Expand one value per block (k, blocks) to one value per number (k, count).
 
     >>> per_number(torch.tensor([[1, 2]]), 2, 3).tolist()
     [[1, 1, 2]]
@@ -44,11 +46,11 @@ def per_number(values: Tensor, block: int, count: int) -> Tensor:
     return values.repeat_interleave(block, 1)[:, :count]
 
 
-# Symmetric and companded: blocks are rows (blocks, block), with a scale each (blocks, 1)
+# Symmetric and companded: blocks are rows (blocks, block), each with a scale (blocks, 1)
 
 
 def largest(blocks: Tensor) -> Tensor:
-    """max |x| of every block, (blocks, 1); NaN where a block has one."""
+    """max |x| of every block, (blocks, 1); NaN if a block contains NaN."""
     found: Tensor = torch.linalg.vector_norm(blocks, inf, dim=1, keepdim=True)
     return found
 
@@ -82,15 +84,15 @@ def companded_codes(blocks: Tensor, scales: Tensor, positive: bool) -> Tensor:
 
 
 def companded_values(codes: Tensor, scales: Tensor, positive: bool) -> Tensor:
-    """Of codes as floats, which are overwritten."""
+    """Decode companded codes, given as floats; they are overwritten."""
     if positive:
         return codes.div_(255).square_().square_().mul_(scales)
     parts = codes.div_(127)
     return parts.abs().mul_(parts).mul_(scales)
 
 
-# Affine: rows (k, n) in blocks of their own, with low and step (k, blocks). All of it is done number by number, so a row gets
-# the same bits among other rows and on every machine.
+# Affine: rows (k, n) in blocks, with low and step (k, blocks). All operations are elementwise, so a row gets the same
+# bits whatever the other rows are, on every machine.
 
 
 def affine_ranges(rows: Tensor, bits: int, block: int) -> tuple[Tensor, Tensor]:
@@ -100,12 +102,12 @@ def affine_ranges(rows: Tensor, bits: int, block: int) -> tuple[Tensor, Tensor]:
     (tensor([[0., 1.]]), tensor([[1., 0.]]))
     """
     blocks = in_blocks(rows, block)
-    low, high = blocks.amin(2) + 0.0, blocks.amax(2) + 0.0  # + 0: of -0 and 0, which are equal, always the same one
+    low, high = blocks.amin(2) + 0.0, blocks.amax(2) + 0.0  # + 0: of -0 and 0, which compare equal, always the same one
     return low, (high - low) / ((1 << bits) - 1)
 
 
 def affine_places(rows: Tensor, low: Tensor, step: Tensor, block: int) -> Tensor:
-    """(x - low) / step, (k, n): codes before they are rounded."""
+    """(x - low) / step, (k, n): codes before rounding."""
     blocks = (in_blocks(rows, block) - low[..., None]) / torch.where(step > 0, step, 1.0)[..., None]
     return blocks.flatten(1)[:, : rows.shape[1]]
 
@@ -122,7 +124,7 @@ def affine_values(codes: Tensor, low: Tensor, step: Tensor, block: int) -> Tenso
 
 
 def affine_error(values: Tensor, bits: int, block: int) -> float:
-    """E|error|^2 / |x|^2 of numbers (n) that are rounded at random."""
+    """E|error|^2 / |x|^2 of n numbers with stochastic rounding."""
     row = values[None].double()
     if not len(values) or not bool(row.any()):
         return 0.0
@@ -130,13 +132,13 @@ def affine_error(values: Tensor, bits: int, block: int) -> float:
     found = affine_places(row, low, step, block)
     part = in_blocks(found - found.floor(), block)
     squares = (part * (1 - part)).sum(2) * step.square()
-    # The last block is filled up with its last number, which is counted once
+    # The last block is padded with its last number, which is counted once
     last = part[0, -1, -1] * (1 - part[0, -1, -1]) * (-len(values) % block) * step[0, -1].square()
     return (float(squares.sum()) - float(last)) / float(row.square().sum())
 
 
 def worst_affine_error(count: int, bits: int, block: int) -> float:
-    """The largest E|error|^2 / |x|^2 that n numbers can have: a block's range is at most sqrt(2) of its norm.
+    """The largest possible E|error|^2 / |x|^2 of n numbers: a block's range is at most sqrt(2) times its norm.
 
         n step^2 / 4  <=  n / (2 L^2)          L = 2^bits - 1
 
@@ -146,11 +148,11 @@ def worst_affine_error(count: int, bits: int, block: int) -> float:
     return min(count, block) / (2 * ((1 << bits) - 1) ** 2)
 
 
-# Grid: rows (k, n) of codes, with scales and zeros (k, blocks); every row begins a block
+# Grid: rows (k, n) of codes, with scales and zeros (k, blocks); every row starts a new block
 
 
 def grid_values(codes: Tensor, scales: Tensor, zeros: Tensor, block: int) -> Tensor:
-    """scale (code - zero), in the type of the scales.
+    """scale (code - zero), in the dtype of the scales.
 
     >>> grid_values(torch.tensor([[0, 3, 1]]), torch.tensor([[0.5, 2.0]]), torch.tensor([[1.0, 0.0]]), block=2).tolist()
     [[-0.5, 1.0, 2.0]]

@@ -1,4 +1,4 @@
-"""The k numbers of a row that are largest by magnitude: by places, or as marks that are the same on every machine."""
+"""The k largest numbers of a row by magnitude: as positions, or as a mask that is the same on every machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def top_k_places(numbers: Tensor, count: int) -> Tensor:
-    """Places of the `count` largest magnitudes of (n), ascending. NaN counts as the largest; which of equals is taken is torch's choice.
+    """Positions of the `count` largest magnitudes of (n), ascending. NaN counts as the largest; torch decides between
+    equal ones.
 
     >>> top_k_places(torch.tensor([1.0, -3.0, 2.0]), 2).tolist()
     [1, 2]
@@ -16,7 +17,8 @@ def top_k_places(numbers: Tensor, count: int) -> Tensor:
 
 
 def top_k_mask(row: Tensor, count: int) -> Tensor:
-    """Marks of the `count` largest magnitudes, the first ones of equals; of a row that is not finite the first ones.
+    """Mask of the `count` largest magnitudes; ties go to the first. If the row is not finite, the first `count`
+    numbers.
 
     >>> top_k_mask(torch.tensor([1.0, -3.0, 1.0]), 2).tolist()
     [True, True, False]

@@ -1,15 +1,18 @@
-"""What planning measured is kept, so that the same job on the same machine is not measured again: a file a job in the user's cache folder.
+"""A cache of what planning measured, so that the same job on the same machine is not measured again. One file per job
+in the user's cache folder.
 
-Kept are the answers to slow questions, not a plan: the logs of rehearsals and what worker processes found. Planning asks the same questions
-in the same order and gets the same answers, so the plan follows as it did, in a second; another budget asks mostly the same.
+It stores answers to slow questions, not plans: the logs of rehearsals and what worker processes found. Planning asks
+the same questions in the same order and gets the same answers, so it arrives at the same plan within a second. Another
+budget asks mostly the same questions.
 
-A file is for one job, with all that can be known of it (training/execution/job_key.py). Beside the answers it has
-every module of the user's that
-was imported, with a digest: if one of them changed, or the machine is faster or slower than it was, the answers do not count. What was
-timed while other processes held it up (measure/load.py) is timed again by the next planning. What a job reads from elsewhere nobody can
-know, so a plan says when it was measured, and `fresh` measures again.
+A file belongs to one job, identified by everything that is known of it (training/execution/job_key.py). It also lists
+every module of the user's that was imported, with a digest. Its answers are ignored if a module changed, or if the
+machine is faster or slower than it was. Times that were measured while other processes slowed them down
+(measure/load.py) are measured again by the next planning. What a job reads from elsewhere can't be known, so a plan
+says when it was measured, and `fresh` measures again.
 
-A damaged file counts as not there (measure/cache.py). Two that plan at once both write a whole file, and the last one stays.
+A damaged file counts as missing (measure/cache.py). Two processes that plan at once each write a whole file; the last
+one wins.
 """
 
 from __future__ import annotations
@@ -38,61 +41,60 @@ from shoestring.measure.tracker import Log
 
 R = TypeVar("R")
 VERSION = 1
-MOST = 100  # jobs that are kept
-LARGEST = 32 << 20  # bytes of one file; a job with more is measured each time
-UNPACKED = 1 << 30  # bytes that its answers are at most, unpacked
-DRIFTED = 1.25  # times as fast or slow as the machine was: what was measured then does not count
+MOST = 100  # jobs in the cache
+LARGEST = 32 << 20  # bytes of one file; a job with more is measured every time
+UNPACKED = 1 << 30  # most bytes of its answers, unpacked
+DRIFTED = 1.25  # if the machine is this many times faster or slower than it was, its answers are ignored
 
 
 @runtime_checkable
 class TimedResult(Protocol):
-    """An answer for which something was timed."""
+    """An answer that includes measured times."""
 
     @property
     def held_up(self) -> float:
-        """Share of the time that other processes held up even the best of what was timed."""
+        """Fraction of the time that other processes took from even the best measurement."""
 
 
 @dataclass(frozen=True)
 class KeptFile:
-    """What is on disk."""
+    """The content of a cache file."""
 
     version: int
     when: float
     speed: float
     files: dict[str, str]
-    answers: str  # JSON, packed
+    answers: str  # JSON, packed by zlib
 
 
 @dataclass
 class MeasuredAnswers:
-    """The answers for one job; those that are new are written by `save`."""
+    """The answers for one job; `save` writes new ones."""
 
     place: Path
-    speed: float = 0.0  # the machine's, in operations per second
+    speed: float = 0.0  # the machine's speed, in operations per second
     answers: dict[str, Any] = field(default_factory=dict)  # question -> answer, as JSON
-    when: float = 0.0  # the time when the first of them was measured
-    files: dict[str, str] = field(default_factory=dict)  # modules of the user's -> SHA-256
+    when: float = 0.0  # when the first of them was measured
+    files: dict[str, str] = field(default_factory=dict)  # the user's modules -> SHA-256
     earlier: frozenset[str] = frozenset()  # questions that an earlier planning asked
-    used: bool = False  # one of their answers was taken
+    used: bool = False  # whether one of those answers was used
     added: bool = False
-    asked: Counter[str] = field(
-        default_factory=Counter
-    )  # how often each question to a worker was asked in this planning
-    alike: Mapping[str, Any] = field(default_factory=dict)  # what jobs have in common whose steps may take as long
-    fresh: bool = False  # measure again
+    asked: Counter[str] = field(default_factory=Counter)  # how often each question was put to a worker in this planning
+    # the part of the job that determines its step time; jobs that share it share times
+    alike: Mapping[str, Any] = field(default_factory=dict)
+    fresh: bool = False  # ignore the cache and measure again
 
     def answer(self, question: Mapping[str, Any], kind: type[R], work: Callable[[], R]) -> R:
-        """The answer to a question: the one that is kept, or what `work` finds."""
+        """The answer to a question: from the cache, or computed by `work`."""
         key = digest(question)
         found = (
             value_of(kind, self.answers[key]) if key in self.answers else None
-        )  # None: of a version that wrote it otherwise
-        if found is not None and not (key in self.earlier and disturbed(found)):
+        )  # None: written by a version with another format
+        if found is not None and not (key in self.earlier and was_disturbed(found)):
             self.used |= key in self.earlier
             return found
         new = work()
-        if found is not None:  # measured on a busy machine: of the two, the one that was held up less
+        if found is not None:  # measured on a busy machine: keep the less disturbed of the two
             new = min(new, found, key=held_up)
         self.earlier -= {key}
         self.answers[key] = to_json(new)
@@ -100,14 +102,16 @@ class MeasuredAnswers:
         return new
 
     def by_worker(self, question: Mapping[str, Any], kind: type[R], work: Callable[[], R]) -> R:
-        """The answer of a worker process. A question that is asked twice in a planning is answered twice, because the two may differ."""
+        """A worker process's answer. If planning asks the same question twice, it is answered twice, because the
+        answers may differ."""
         self.asked[digest(question)] += 1
         return self.answer({**question, "time": self.asked[digest(question)]}, kind, work)
 
     def same_times(self, log: Log, question: Mapping[str, Any], measured: R) -> R:
-        """What was timed first for a step with this log, in any job that is `alike`: so two jobs that differ in a learning rate get the
-        same times, and the same plan. Of two that were timed on a busy machine, the one that was held up less."""
-        known = opened({**self.alike, "step": digest(to_json(log))}, self.speed, self.fresh)
+        """The times of a step with this log that were measured first, for any job with the same `alike`. So two jobs
+        that differ in a learning rate get the same times and the same plan. Of two measurements on a busy machine, the
+        less disturbed one counts."""
+        known = open_answers({**self.alike, "step": digest(to_json(log))}, self.speed, self.fresh)
         found = known.answer(question, type(measured), lambda: measured)
         known.save()
         if known.used:
@@ -115,7 +119,7 @@ class MeasuredAnswers:
         return found
 
     def save(self) -> None:
-        """Keep what is new for the next time, with the modules that are imported by now."""
+        """Write new answers to the cache, with the modules imported by now."""
         if not self.added:
             return
         packed = b85encode(zlib.compress(json.dumps(self.answers).encode(), 3)).decode()
@@ -128,8 +132,8 @@ class MeasuredAnswers:
                 old.unlink(missing_ok=True)
 
 
-def opened(about: Mapping[str, Any], speed: float, fresh: bool = False) -> MeasuredAnswers:
-    """What is kept for a job, of which `about` says all that the answers depend on; with `fresh` nothing is."""
+def open_answers(about: Mapping[str, Any], speed: float, fresh: bool = False) -> MeasuredAnswers:
+    """The cached answers for a job; `about` identifies it by everything that the answers depend on. With `fresh`, none."""
     alike = {**about, "flags": without_numbers(about.get("flags", {}))}
     new = MeasuredAnswers(cache_folder() / "evidence" / f"{digest(about)[:32]}.json", speed, alike=alike, fresh=fresh)
     if fresh:
@@ -137,13 +141,13 @@ def opened(about: Mapping[str, Any], speed: float, fresh: bool = False) -> Measu
     found = read_kept(new.place, KeptFile)
     if found is None or found.version != VERSION or max(found.speed, speed) > DRIFTED * min(found.speed, speed):
         return new
-    answers = unpacked(found.answers)
+    answers = unpack_answers(found.answers)
     if not answers or not all(map(importable, found.files)) or digests(found.files) != found.files:
         return new
     return MeasuredAnswers(new.place, found.speed, answers, found.when, found.files, frozenset(answers), alike=alike)
 
 
-def unpacked(answers: str) -> dict[str, Any]:
+def unpack_answers(answers: str) -> dict[str, Any]:
     """The answers in a file; none if they are not as `save` packs them."""
     try:
         data = json.loads(zlib.decompressobj().decompress(b85decode(answers), UNPACKED))
@@ -153,8 +157,8 @@ def unpacked(answers: str) -> dict[str, Any]:
 
 
 def without_numbers(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Flags of a job but for those that are real numbers: a learning rate, a decay, a share. What one of those changes in a step's cost,
-    if anything, its rehearsal shows.
+    """A job's flags without real numbers, such as a learning rate or a decay. If one of those changes the cost of a
+    step, the rehearsal shows it.
 
     >>> without_numbers({"lr": 0.1, "width": 8, "text": "a.txt"})
     {'width': 8, 'text': 'a.txt'}
@@ -163,12 +167,12 @@ def without_numbers(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def held_up(answer: object) -> float:
-    """Share of the time that other processes held up what was timed for an answer; 0 where nothing was timed."""
+    """Fraction of the time that other processes took while an answer was timed; 0 if nothing was timed."""
     return answer.held_up if isinstance(answer, TimedResult) else 0.0
 
 
-def disturbed(answer: object) -> bool:
-    """Whether an answer was timed on a busy machine, so that the next planning should ask again."""
+def was_disturbed(answer: object) -> bool:
+    """Whether an answer was timed on a busy machine, so the next planning should measure again."""
     return held_up(answer) > HELD_UP
 
 
@@ -177,8 +181,8 @@ def digest(question: Mapping[str, Any]) -> str:
 
 
 def importable(file: str) -> bool:
-    """Whether a file could be a module of the user's: one that is imported, or lies in a folder on `sys.path`. No other that a cache
-    names is opened."""
+    """Whether a file can be one of the user's modules: it is imported, or lies in a folder on `sys.path`. No other file
+    that a cache names is opened."""
     places = {os.path.abspath(place) for place in sys.path}
     inside = (
         file.endswith(".py") and os.path.abspath(file) == file and any(str(one) in places for one in Path(file).parents)
@@ -187,10 +191,10 @@ def importable(file: str) -> bool:
 
 
 def digests(files: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of the content of files; those that are not there are left out."""
+    """SHA-256 of the content of files; missing files are left out."""
     found = {}
     for name in files:
-        with suppress(OSError, ValueError):  # ValueError: no such path can be
+        with suppress(OSError, ValueError):  # ValueError: an impossible path
             found[name] = hashlib.sha256(read_regular(name)).hexdigest()
     return found
 
@@ -203,13 +207,13 @@ LIBRARIES = tuple(
 
 
 def own_modules() -> list[str]:
-    """Files of the user's own modules, which belong to no package or library, that this process has imported."""
+    """Files of the user's own modules that this process has imported; none from packages or libraries."""
     return sorted({file for file in map(own_file, loaded_modules().values()) if file})
 
 
 def loaded_modules() -> dict[str, ModuleType]:
-    """The modules of this process by name: those in `sys.modules`, and those that were loaded from a path and are known only to a module
-    of the user's, as a global of it."""
+    """This process's modules by name: those in `sys.modules`, and those that were loaded from a path and are only known
+    as a global of one of the user's modules."""
     found = dict(sys.modules)
     users = [module for module in found.values() if own_file(module)]
     while users:
@@ -221,7 +225,7 @@ def loaded_modules() -> dict[str, ModuleType]:
 
 
 def own_file(module: ModuleType) -> str:
-    """The file of a module that is the user's own; empty if it is none."""
+    """The file of one of the user's own modules; empty if the module is not the user's."""
     file = getattr(module, "__file__", None) or ""
     path = os.path.abspath(file)
     library = path.startswith(LIBRARIES) or bool({"site-packages", "dist-packages"} & set(Path(file).parts))

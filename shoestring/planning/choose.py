@@ -1,8 +1,8 @@
-"""One way to choose, for every room: enumerate what is allowed, rank it by arithmetic, confirm the best by the real thing, explain.
+"""The planner, shared by all rooms: enumerate the allowed combinations, rank them by arithmetic, confirm the best on
+the real subject, explain.
 
-A room says what is its own by a class that inherits from `room.Room`: its catalogue, what counts as better, and how a
-candidate is confirmed. All the rest is here. Nothing here knows what a technique does, and a cost is only asked for its
-numbers by name, on which a `Budget` has its limits.
+A room supplies a class that inherits from `room.Room`: its catalogue, its objective, and how a candidate is confirmed.
+Nothing here knows what a technique does. A cost is only asked for its numbers by name, which a `Budget` limits.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from shoestring.core.units import limit_text, unit_text
 from shoestring.planning.plan import Outcome, Plan, named
 from shoestring.planning.room import TIED, C, Candidate, HasNumbers, P, Room, T, families
 
-NOISE = 0.08  # of the objective: so much two choices for the same question may differ, because times are measured anew for each
-LENIENT = 1.03  # a candidate may exceed the budget by this factor and still be confirmed: arithmetic may be too careful
-FINALISTS = 10  # candidates that break the budget when confirmed, before we say that none keeps it
-NEAREST = 3  # of the least demanding candidates that are confirmed then
-TOLD = 5  # runners-up
-BOUGHT = 3  # plans that more budget would buy, each better by STEP than the one before
+NOISE = 0.08  # of the objective: two plans for the same question may differ by this much, because times are measured anew for each
+LENIENT = (
+    1.03  # a candidate that exceeds the budget by this factor is still confirmed, because arithmetic may overestimate
+)
+FINALISTS = 10  # candidates that may break the budget when confirmed before the planner gives up
+NEAREST = 3  # number of least demanding candidates that are confirmed then
+TOLD = 5  # runners-up that are shown
+BOUGHT = 3  # plans shown that more budget would buy, each better by STEP than the one before
 STEP = 0.05
 
 
 @dataclass
 class Chooser(Generic[T, C, P]):
-    """Choices of a room for one subject, for several budgets if need be."""
+    """The planner of one room for one subject; it may be asked for several budgets."""
 
     room: Room[T, C, P]
     cost: C  # of the subject without any technique
     failed: dict[frozenset[str], str] = field(
         default_factory=dict
-    )  # families of plans that failed when confirmed, and how
+    )  # families of plans that failed when confirmed, and why
 
     def best(
         self,
@@ -48,10 +50,11 @@ class Chooser(Generic[T, C, P]):
         known: Sequence[P] = (),
         earlier: tuple[T, ...] | None = None,
     ) -> Outcome[P]:
-        """The best plan within a budget. A plan of an earlier level is taken if it fits, even if a later level has a better one.
+        """The best plan within a budget. A plan of an earlier level is preferred if it fits, even if a later level has
+        a better one.
 
-        `plain`: without techniques, to compare with; it is a candidate if it is among the `known`, the plans that are confirmed
-        already. `earlier`: the choice when the same was asked before. Raises OverBudget.
+        `plain`: the plan without techniques, for comparison; it is a candidate if it is among `known`, the plans that
+        are already confirmed. `earlier`: the plan chosen when the same was asked before. Raises OverBudget.
         """
         everything = list(self.candidates(levels[-1]))
         if not everything:
@@ -80,7 +83,7 @@ class Chooser(Generic[T, C, P]):
         return candidates(self.room.catalogue, self.cost, most, self.room.clash, self.room.complete)
 
     def again(self, earlier: tuple[T, ...] | None, most: Exactness) -> Candidate[T, C] | None:
-        """What was chosen earlier, by this cost; none if there was nothing, or it is not allowed now."""
+        """The earlier choice as a candidate, with the present cost; None if there was none or it is not allowed now."""
         if (
             earlier is None
             or conflict(self.room, earlier)
@@ -95,9 +98,10 @@ class Chooser(Generic[T, C, P]):
     def first_fitting(
         self, ranked: Sequence[Candidate[T, C]], budget: Budget, known: Sequence[P]
     ) -> tuple[P | None, list[tuple[P, str]]]:
-        """The first candidate that keeps the budget when confirmed; and those passed over, with how they failed, "" if they broke it."""
+        """The first candidate that keeps the budget when confirmed, and those passed over with the reason; "" if they
+        broke the budget."""
         passed: list[tuple[P, str]] = []
-        off: dict[Hashable, float] = {}  # how much more than by arithmetic such candidates took
+        off: dict[Hashable, float] = {}  # by how much such candidates exceeded their arithmetic
         for one in ranked:
             alike = self.room.errs_like(one)
             if (
@@ -125,7 +129,7 @@ class Chooser(Generic[T, C, P]):
         return None, passed
 
     def attempt(self, one: Candidate[T, C], passed: list[tuple[P, str]]) -> P | None:
-        """A candidate, confirmed; none if only that shows that it can't be used, which is noted."""
+        """A confirmed candidate; None if confirming shows that it can't be used, and the reason is noted."""
         try:
             return self.room.confirm(one)
         except Mistake as error:
@@ -139,7 +143,7 @@ class Chooser(Generic[T, C, P]):
     def nearest(
         self, found: Sequence[Candidate[T, C]], passed: list[tuple[P, str]], budget: Budget, known: Sequence[P]
     ) -> P:
-        """The least demanding plan there is, confirmed."""
+        """The plan that comes closest to the budget, confirmed."""
         least = sorted(found, key=lambda one: (budget.used(one.numbers()), one.numbers()[self.room.objective.name]))
         plans = [plan for plan, why in passed if not why]
         more = len(plans) + NEAREST
@@ -153,8 +157,8 @@ class Chooser(Generic[T, C, P]):
         return self.room.complete_figures(min((*plans, *known), key=lambda plan: budget.used(plan.numbers())))
 
     def smaller(self, best: P, passed: list[tuple[P, str]], budget: Budget, known: Sequence[P]) -> P:
-        """The best plan, or a known one that takes no more of the budget, or an idle share of it, is as exact, and is not worse by more
-        than noise: the other is then passed over, with the reason."""
+        """The best plan, or else a known one that needs no more of the budget (or no more than an idle share), is as
+        exact, and is slower by no more than noise. The plan that loses is passed over, with the reason."""
         name, noise = self.room.objective.name, self.room.noise
         for plan in known:
             if (
@@ -180,13 +184,13 @@ class Chooser(Generic[T, C, P]):
     def runners_up(
         self, ranked: Sequence[Candidate[T, C]], chosen: P, passed: Sequence[tuple[P, str]], budget: Budget
     ) -> tuple[tuple[P, str], ...]:
-        """Those that failed, some of those that broke the budget, and the best of every other combination of families."""
+        """Candidates that failed, some that broke the budget, and the best of every other combination of families."""
         there = {families(chosen.techniques)} | {families(plan.techniques) for plan, _ in passed}
         told = [(plan, why) for plan, why in passed if why]
         told += [(plan, too_much(self.room, plan, budget)) for plan, why in passed if not why][:3]
         same: HasNumbers = next(
             (one for one in ranked if one.techniques == chosen.techniques), chosen
-        )  # by arithmetic too, if it is there
+        )  # by arithmetic too, if it is a candidate
         name = self.room.objective.name
         for one in ranked:
             if (
@@ -203,9 +207,9 @@ class Chooser(Generic[T, C, P]):
         return tuple(told)
 
     def why_behind(self, one: Candidate[T, C], chosen: Mapping[str, float], techniques: int, budget: Budget) -> str:
-        """Why a candidate stands behind the chosen plan, whose numbers these are."""
+        """Why a candidate lost against the chosen plan, whose numbers are given."""
         room, name = self.room, self.room.objective.name
-        if not chosen[name] and one.numbers()[name] > 0:  # no share of nothing
+        if not chosen[name] and one.numbers()[name] > 0:  # a fraction of zero means nothing
             return f"{room.worse}: {room.objective.text(one.numbers()[name])}"
         behind = one.numbers()[name] / chosen[name] - 1 if chosen[name] else 0.0
         if behind >= 0.005:
@@ -215,7 +219,7 @@ class Chooser(Generic[T, C, P]):
         return f"no {room.better}, and more techniques" if len(one.techniques) > techniques else f"as {room.good}"
 
     def more(self, found: Sequence[Candidate[T, C]], chosen: P, budget: Budget) -> tuple[P, ...]:
-        """The next better plans that more budget would allow, by arithmetic."""
+        """The next better plans that more budget would buy, by arithmetic."""
         name, steps = self.room.objective.name, []
         best = (1 - TIED) * chosen.numbers()[name]
         for one in sorted(found, key=lambda one: budget.used(one.numbers())):
@@ -225,7 +229,7 @@ class Chooser(Generic[T, C, P]):
         return tuple(steps[:BOUGHT])
 
     def refusals(self, most: Exactness) -> tuple[tuple[str, str], ...]:
-        """Techniques of which no setting could be used, and why."""
+        """Techniques that can't be used with any setting, and why."""
         found = []
         for kind in filter(self.room.concerns, self.room.catalogue):
             reasons = [one.refusal(self.cost) or self.too_inexact(one, most) for one in kind.explained(self.cost)]
@@ -242,7 +246,7 @@ class Chooser(Generic[T, C, P]):
     def over_budget(
         self, found: Sequence[Candidate[T, C]], budget: Budget, levels: Sequence[Exactness], nearest: P
     ) -> OverBudget:
-        """The refusal, with the least demanding plan and what further levels would buy."""
+        """The error for an impossible budget, with the nearest plan and what inexact levels would save."""
         hint = "".join(
             self.bought(level, nearest, budget) for level in Exactness if levels[-1] < level < Exactness.CHANGED
         )
@@ -252,24 +256,24 @@ class Chooser(Generic[T, C, P]):
         )
         return OverBudget(
             f"nothing fits {limits}: {len(found):,} combinations were tried and the least that works is "
-            f"{self.taken(nearest, budget, self.room.phrases)}, with {nearest} "
+            f"{self.needs_text(nearest, budget, self.room.phrases)}, with {nearest} "
             f"({nearest.exactness.word}, {self.reached(nearest)}){hint}{self.room.hint()}",
             nearest,
         )
 
     def bought(self, level: Exactness, nearest: P, budget: Budget) -> str:
-        """What the plans of a further level would take, by arithmetic; nothing if that is no less."""
+        """What plans of a further level would need, by arithmetic; empty if that is no less."""
         there = (one for one in self.candidates(level) if one.exactness == level)
         least = min(there, key=lambda one: budget.used(one.numbers()), default=None)
         if least is None or budget.used(least.numbers()) >= budget.used(nearest.numbers()):
             return ""
         return (
-            f"; {level.flag} ({level.word}) allows {self.room.sketch(least)}, which needs {self.taken(least, budget, {})} "
+            f"; {level.flag} ({level.word}) allows {self.room.sketch(least)}, which needs {self.needs_text(least, budget, {})} "
             f"{self.room.arithmetic} ({self.reached(least)})"
         )
 
-    def taken(self, one: HasNumbers, budget: Budget, phrases: Mapping[str, str]) -> str:
-        """What it takes of what is limited, as limits that it keeps."""
+    def needs_text(self, one: HasNumbers, budget: Budget, phrases: Mapping[str, str]) -> str:
+        """What it needs of each limited figure, rounded so that it can be given as a limit."""
         numbers = one.numbers()
         return " and ".join(
             phrases.get(limit.figure, "{}").format(limit_text(numbers[limit.figure], limit.unit, limit.least))
@@ -291,7 +295,7 @@ def candidates(
     clash: Callable[[T, T], str],
     complete: Callable[[tuple[T, ...], C], bool],
 ) -> Iterator[Candidate[T, C]]:
-    """All allowed combinations up to an inexactness, each cost computed from the one it extends."""
+    """All allowed combinations up to an inexactness; each cost is computed from the one it extends."""
     rows = sorted(catalogue, key=lambda kind: kind.order)
 
     def below(start: int, chosen: tuple[T, ...], now: C, level: Exactness) -> Iterator[Candidate[T, C]]:
@@ -313,12 +317,13 @@ def best_first(
     earlier: Candidate[T, C] | None = None,
     idle: float = 0.0,
 ) -> list[Candidate[T, C]]:
-    """Those that keep the budget by arithmetic, best first; of those as good, the more exact, the smaller by a percent of the budget,
-    the simpler. Of those that take less than the `idle` share of the budget none counts as smaller: what saves there saves nothing.
+    """Candidates that keep the budget by arithmetic, best first. Among equally good ones: the more exact, then the
+    smaller (by a percent of the budget), then the simpler. Below the `idle` share of the budget none counts as smaller,
+    because saving there has no use.
 
-    Wherever the line between as good and worse is drawn, some plan lies on it, and noise moves it across: no order of one ranking's
-    numbers alone gives always the same plan. So the plan that was chosen `earlier` stays the first, unless it is worse by more than
-    noise, or it is the first with more techniques and none of them has anything to save.
+    Wherever the line between equal and worse is drawn, some plan lies on it and noise moves it across, so no ordering
+    of one ranking's numbers alone always gives the same plan. Therefore the plan chosen `earlier` stays first, unless
+    it is worse by more than noise, or the best one is the same with fewer techniques and saving memory has no use.
     """
     fitting = [one for one in found if not budget.broken(one.numbers(), LENIENT)]
     best = min((one.numbers()[objective] for one in fitting), default=0.0)
@@ -340,7 +345,7 @@ def best_first(
 
 
 def tiers(found: Iterable[Candidate[T, C]], levels: Sequence[Exactness]) -> list[Exactness]:
-    """The allowed levels that add a candidate to those before them."""
+    """The allowed levels that add a candidate to those of the levels before."""
     there = {one.exactness for one in found}
     return [
         level
@@ -350,7 +355,7 @@ def tiers(found: Iterable[Candidate[T, C]], levels: Sequence[Exactness]) -> list
 
 
 def asked_for(techniques: tuple[T, ...], cost: C) -> Candidate[T, C]:
-    """These techniques, in their order, as a candidate; refused with the reason if one can't be used."""
+    """The techniques that the user named, in their order, as a candidate; refused with the reason if one can't be used."""
     now, level = cost, Exactness.BITS
     for technique in techniques:
         if reason := technique.refusal(now):
@@ -360,12 +365,12 @@ def asked_for(techniques: tuple[T, ...], cost: C) -> Candidate[T, C]:
 
 
 def conflict(room: Room[T, Any, Any], techniques: Iterable[T]) -> str:
-    """Why these can't be combined; empty if they can."""
+    """Why these techniques can't be combined; empty if they can."""
     return next(filter(None, (room.clash(one, other) for one, other in combinations(techniques, 2))), "")
 
 
 def too_much(room: Room[Any, Any, Any], plan: Plan[Any, Any], budget: Budget) -> str:
-    """By how much a plan breaks the budget."""
+    """By how much a plan breaks the budget, as text."""
     return " and ".join(
         f"needs {unit_text(one.found, one.limit.unit)} {room.real}, "
         f"{unit_text(abs(one.found - one.limit.value), one.limit.unit)} too {'little' if one.limit.least else 'much'}"
@@ -380,7 +385,7 @@ def best_or_asked(
     techniques: tuple[T, ...] | None,
     levels: Sequence[Exactness] = (Exactness.CHANGED,),
 ) -> Outcome[P]:
-    """The best plan within the budget, or exactly these techniques. Raises OverBudget where none keeps it."""
+    """The best plan within the budget, or exactly the named techniques. Raises OverBudget if none keeps it."""
     room = chooser.room
     if techniques is None:
         return chooser.best(budget, levels, plain, known=(plain,))

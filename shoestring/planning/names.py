@@ -1,4 +1,5 @@
-"""Names and knobs of the catalogue's techniques, read off their source: importing them would import torch, a hundred times as slow."""
+"""Names and knobs of the catalogue's techniques, read from their source: importing them would import torch, which takes
+a hundred times as long."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ import os
 
 from shoestring.core.technique_syntax import call_of, check_knobs, check_name
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # from which this package is imported
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # the folder from which this package is imported
 
 
 def check_written(written: str, package: str) -> None:
-    """Refuse a technique that no one could make: not a call, a name or a knob that is not in the catalogue of a room of ours."""
+    """Refuse a technique that can't exist: not a call, or a name or knob that is in no catalogue of ours."""
     name, knobs = call_of(written)
     files = technique_files(os.path.join(ROOT, *package.split("."), "catalogue.py"), ROOT)
     check_name(name, files)
@@ -20,8 +21,8 @@ def check_written(written: str, package: str) -> None:
 
 
 def technique_files(catalogue: str, root: str) -> dict[str, str]:
-    """The techniques that a catalogue lists, by name, with the files that they are in; none if it is not written like ours. `root`: the
-    folder from which its package is imported."""
+    """The techniques that a catalogue lists, by name, with their source files; none if it is not written like ours.
+    `root`: the folder from which its package is imported."""
     if not os.path.isfile(catalogue):
         return {}
     tree = source(catalogue)

@@ -1,6 +1,6 @@
 """Plans and outcomes, one class each for all rooms, and how they are written to files and read back.
 
-A room adds what is its own as `details`: a frozen dataclass that the codec writes (where a model is cut, how devices are
+A room adds its own data as `details`: a frozen dataclass that the codec writes (where a model is cut, how devices are
 simulated).
 
     {"shoestring": 3,
@@ -8,7 +8,7 @@ simulated).
                 "basis": "...", "warnings": [], "details": {...}},
      "plain": {...}, "runners_up": [{..., "lost": "why", "text": "as one would write it"}], ...}
 
-Contract: what `Plan.save` writes, `read_plan` reads back as an equal plan (tests/planning/test_plan.py). Figures are by
+Contract: what `Plan.save` writes, `read_plan` reads back as an equal plan (tests/test_room_from_outside.py). Figures have
 the names of the room's quantities; null stands for infinity.
 """
 
@@ -40,7 +40,7 @@ P = TypeVar("P", bound="Plan[Any, Any]")
 
 
 def named(techniques: Sequence[Technique[Any, Any]]) -> str:
-    """Techniques as one would write them."""
+    """Techniques as written in `--use`, joined by " + "."""
     return " + ".join(map(text, techniques)) or "plain"
 
 
@@ -50,11 +50,11 @@ class Plan(Generic[T, D]):
     `shoestring train --plan FILE` replays it."""
 
     techniques: tuple[T, ...]
-    exactness: Exactness  # how close the result stays to what it is without techniques
-    predicted: Mapping[str, float]  # by the name of a quantity
+    exactness: Exactness  # how close the result stays to that of the plain subject
+    predicted: Mapping[str, float]  # quantity name -> value
     details: D
-    basis: str = ""  # how the figures are known, for people
-    warnings: tuple[str, ...] = field(default=(), compare=False)  # what the user should know before it is used
+    basis: str = ""  # where the figures come from, for people
+    warnings: tuple[str, ...] = field(default=(), compare=False)  # what the user should know before using it
     made_for: object = field(default=None, compare=False, repr=False)  # the job, in this process; None: not known
 
     def __post_init__(self) -> None:
@@ -68,11 +68,11 @@ class Plan(Generic[T, D]):
         return self.predicted
 
     def predicting(self, **figures: float) -> Self:
-        """The plan with these figures changed."""
+        """The plan with these predictions replaced."""
         return replace(self, predicted={**self.predicted, **figures})
 
     def detailed(self, **details: Any) -> Self:
-        """The plan with these details changed."""
+        """The plan with these details replaced."""
         changed: Any = replace(self.details, **details)  # type: ignore[type-var]
         return replace(self, details=changed)
 
@@ -92,18 +92,18 @@ class Plan(Generic[T, D]):
 
 @dataclass(frozen=True)
 class Outcome(Generic[P]):
-    """What planning found: the chosen plan, what it was chosen from, and why."""
+    """The result of planning: the chosen plan, the alternatives, and why they lost."""
 
     chosen: P
-    plain: P | None = None  # the same without techniques; None: the plan was given, and nothing was planned
-    asked: bool = False  # the user named the techniques; else they were chosen
+    plain: P | None = None  # without techniques; None: the plan was given, nothing was planned
+    asked: bool = False  # the user named the techniques
     runners_up: tuple[tuple[P, str], ...] = ()  # and why each lost
-    more: tuple[P, ...] = ()  # what more budget would buy, next first
+    more: tuple[P, ...] = ()  # what more budget would buy, the next step first
     refused: tuple[tuple[str, str], ...] = ()  # techniques that can't be used here, and why
     tried: int = 1
-    fitting: int = 1  # by arithmetic
+    fitting: int = 1  # number of candidates that fit by arithmetic
     budget: Budget = field(default_factory=Budget)
-    seconds: float = 0.0  # that planning took
+    seconds: float = 0.0  # planning time
     measured_at: float = 0.0  # when its evidence was measured, in seconds since 1970; 0: while planning
     draw: Callable[[Any], str] | None = field(default=None, compare=False, repr=False)  # its text for people
 
@@ -111,7 +111,7 @@ class Outcome(Generic[P]):
         return str(self.chosen) if self.draw is None else self.draw(self)
 
     def as_json(self) -> dict[str, Any]:
-        """As --json prints it and a run keeps it."""
+        """The JSON that --json prints and a run stores."""
         found: dict[str, Any] = {"shoestring": VERSION, "chosen": self.chosen.as_json()}
         if self.plain is None:
             return found
@@ -134,8 +134,8 @@ def read_plan(
     quantities: Sequence[Quantity],
     details: type[D],
 ) -> Plan[T, D]:
-    """The chosen plan of a file. `techniques` makes one from its name and knobs. Raises Unreadable, or Mistake for a
-    technique that is none of the room's."""
+    """The chosen plan of a file. `techniques` makes a technique from its name and knobs. Raises Unreadable, or Mistake
+    if a technique is none of the room's."""
     if file.get("shoestring") != VERSION:
         raise Unreadable(
             f"it is of version {str(file.get('shoestring'))[:40]}, and this shoestring reads {VERSION}: plan again"
@@ -159,14 +159,14 @@ def read_plan(
 
 @dataclass(frozen=True)
 class PlanWords:
-    """The texts in a plan's file."""
+    """The texts in a plan file."""
 
     basis: str = ""
     warnings: tuple[str, ...] = ()
 
 
 def number_in(chosen: Mapping[str, Any], name: str) -> float:
-    """A figure in a plan's file."""
+    """A figure in a plan file."""
     value = chosen[name]
     if value is None:
         return math.inf

@@ -1,6 +1,6 @@
-"""What is predicted of a plan and measured in its run, where the room lists nothing else.
+"""The quantities that a plan predicts and a run measures, for rooms that list none of their own.
 
-Nothing heavy is imported: pages need it too.
+Imports nothing heavy, because pages need it too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MEASURABLE = (
     Quantity("sent_by_others_bytes", "sent by others, a step of theirs", counted=True, optional=True),
     Quantity("validation_seconds", "a validation", "seconds", optional=True),
 )
-NEVER_ZERO = frozenset(one.name for one in MEASURABLE if not one.optional)  # of these, 0 means that nothing is known
+NEVER_ZERO = frozenset(one.name for one in MEASURABLE if not one.optional)  # for these, 0 means unknown
 QUANTITIES = (  # the others are not measured in a run
     *MEASURABLE,
     Quantity("training_seconds", "all steps and validations", "seconds", optional=True),
@@ -36,6 +36,6 @@ def compared(
     basis: str = "",
     quantities: tuple[Quantity, ...] = MEASURABLE,
 ) -> Figures:
-    """What was predicted of a plan beside what was measured, both by name; `basis`: how the predictions are known."""
+    """Predicted and measured values by name, as figures; `basis`: where the predictions come from."""
     known = {name: number for name, number in predicted.items() if number or name not in NEVER_ZERO}
     return figures(quantities, known, basis).measured(measured)

@@ -1,4 +1,4 @@
-"""A room, as the chooser sees it: what it can choose among, what counts as better, and how a candidate is confirmed."""
+"""A room, as the planner sees it: its catalogue, its objective, and how a candidate is confirmed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shoestring.planning.plan import Plan, named
 
 
 class HasNumbers(Protocol):
-    """Whatever has numbers by name: a cost, a candidate, a plan."""
+    """Anything with numbers by name: a cost, a candidate, a plan."""
 
     def numbers(self) -> Mapping[str, float]: ...
 
 
-TIED = 0.02  # of the objective: who is so close to the best is as good
+TIED = 0.02  # of the objective: candidates this close to the best count as equally good
 T = TypeVar("T", bound=Technique[Any, Any])  # the room's techniques
 C = TypeVar("C", bound=HasNumbers)  # its cost
 P = TypeVar("P", bound=Plan[Any, Any])  # its plans
@@ -28,7 +28,7 @@ P = TypeVar("P", bound=Plan[Any, Any])  # its plans
 
 @dataclass(frozen=True)
 class Candidate(Generic[T, C]):
-    """A combination that is allowed, with what it costs by arithmetic."""
+    """An allowed combination of techniques, with its cost by arithmetic."""
 
     techniques: tuple[T, ...]
     cost: C
@@ -43,29 +43,29 @@ class Candidate(Generic[T, C]):
 
 
 class Room(ABC, Generic[T, C, P]):
-    """What a room says of itself. It has a `catalogue` and an `objective`, and confirms; the rest are defaults."""
+    """Base class of a room. `catalogue`, `objective` and `confirm` must be given; the rest are defaults."""
 
     catalogue: tuple[type[T], ...]
-    objective: Quantity  # a number of its costs; the less of it the better
+    objective: Quantity  # the number of its costs to minimise
 
-    good: ClassVar[str] = "good"  # what people call that: as fast, no faster, slower
+    good: ClassVar[str] = "good"  # what people call a good objective: as fast, no faster, slower
     better: ClassVar[str] = "better"
     worse: ClassVar[str] = "worse"
-    arithmetic: ClassVar[str] = "by arithmetic"  # how a candidate's numbers are known before it is confirmed
-    real: ClassVar[str] = "when tried"  # and how after
+    arithmetic: ClassVar[str] = "by arithmetic"  # how a candidate's numbers are known before it is confirmed,
+    real: ClassVar[str] = "when tried"  # and after
     subject: ClassVar[str] = "this model"
-    phrases: ClassVar[Mapping[str, str]] = {}  # how a number by name stands in a sentence, such as "{} a step"
+    phrases: ClassVar[Mapping[str, str]] = {}  # number's name -> its phrase in a sentence, such as "{} a step"
 
-    idle: ClassVar[float] = 0.0  # share of a budget below which taking less of it is no merit
+    idle: ClassVar[float] = 0.0  # fraction of a budget below which needing less is no advantage
 
     @property
     def noise(self) -> float:
-        """By which share the objective of two plans may differ that are as good: what is measured is never the same twice."""
+        """Fraction by which the measured objective of two equally good plans may differ."""
         return TIED
 
     @abstractmethod
     def confirm(self, one: Candidate[T, C]) -> P:
-        """The candidate as a plan, tried on the real subject. Raises Mistake with the reason where it can't be used."""
+        """The candidate as a plan, tried on the real subject. Raises Mistake with the reason if it can't be used."""
 
     @abstractmethod
     def sketch(self, one: Candidate[T, C]) -> P:
@@ -76,46 +76,47 @@ class Room(ABC, Generic[T, C, P]):
         return f"{type(one).__name__} twice: choose one of its settings" if type(one) is type(other) else ""
 
     def complete(self, techniques: tuple[T, ...], cost: C) -> bool:
-        """Whether these techniques are a plan, or only the beginning of one."""
+        """Whether these techniques form a plan, or only the beginning of one."""
         return True
 
     def begin(self, ranked: Sequence[Candidate[T, C]]) -> None:
         """Called before the best of a ranking are confirmed."""
 
     def known_by_rule(self, one: Candidate[T, C]) -> bool:
-        """Whether arithmetic is nearly right for it. Of the least demanding candidates only such are confirmed, if there are any."""
+        """Whether arithmetic is nearly right for a candidate. If there are such, only they are confirmed among the
+        least demanding."""
         return True
 
     def worth(self, one: Candidate[T, C]) -> bool:
-        """Whether it is worth what confirming it takes."""
+        """Whether a candidate is worth the time to confirm it."""
         return True
 
     def errs_like(self, one: Candidate[T, C]) -> Hashable:
-        """Arithmetic that is wrong for one candidate is taken to be as wrong for others with the same answer here."""
+        """A key: candidates with the same key are assumed to have the same arithmetic error."""
         return families(one.techniques)
 
     def confirm_again(self, one: Candidate[T, C], plan: P, budget: Budget) -> P:
-        """A plan that keeps the budget, looked at once more if it is close to it."""
+        """A plan that keeps the budget, confirmed a second time if it is close to a limit."""
         return plan
 
     def needless(self, plan: P, budget: Budget) -> str:
-        """Why a plan that keeps the budget is not chosen all the same; empty if nothing speaks against it."""
+        """Why a plan that keeps the budget should still not be chosen; empty if nothing speaks against it."""
         return ""
 
     def complete_figures(self, plan: P) -> P:
-        """A plan that breaks the budget and is told of: with all its figures, if some were left out because of that."""
+        """A plan that breaks the budget and will be shown, with figures that were skipped because it broke the budget."""
         return plan
 
     def culprit(self, techniques: tuple[T, ...]) -> frozenset[str]:
-        """The families whose combination fails because this one does."""
+        """The families whose combination fails whenever this one does."""
         return families(techniques)
 
     def concerns(self, kind: type[T]) -> bool:
-        """Whether the user is told why a kind of technique can't be used."""
+        """Whether to tell the user why a kind of technique can't be used."""
         return True
 
     def why_inexact(self, one: T, cost: C) -> str:
-        """What makes it less exact here than it is elsewhere, in brackets; empty if nothing does."""
+        """Why it is less exact here than elsewhere, in brackets; empty if it is not."""
         return ""
 
     def why_none(self, cost: C) -> str:
@@ -123,7 +124,7 @@ class Room(ABC, Generic[T, C, P]):
         return "no combination of techniques is allowed here"
 
     def hint(self) -> str:
-        """What else may help whose budget is too small."""
+        """What else may help a user whose budget is too small."""
         return ""
 
 

@@ -1,6 +1,6 @@
-"""How a technique of a plan's JSON is written: as `core.technique.text` writes the technique itself, without importing it (and torch).
+"""Write the techniques in a plan's JSON as `core.technique.text` writes them, without importing them (and torch).
 
-Knobs at their default are left out; defaults are read off the source, like names and knobs (`planning.names`).
+Knobs at their default are left out; defaults are read from the source, like names and knobs (`planning.names`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def technique_text(one: Mapping[str, Any]) -> str:
 
 
 def plan_text(techniques: Iterable[Mapping[str, Any]]) -> str:
-    """The techniques of a plan in one line, as `str` of the plan gives it."""
+    """The techniques of a plan in one line, as `str(plan)` writes them."""
     return " + ".join(map(technique_text, techniques)) or "plain"
 
 
 @cache
 def defaults() -> dict[str, list[tuple[frozenset[str], dict[str, Any]]]]:
-    """Of the techniques of a name in the catalogues of all rooms, all knobs, and those that have a default, with it."""
+    """For each technique name, in the catalogues of all rooms: its knobs, and the defaults of those that have one."""
     found: dict[str, list[tuple[frozenset[str], dict[str, Any]]]] = {}
     for room in installed_rooms():
         for name, file in technique_files(str(room.catalogue), str(room.import_root)).items():
@@ -55,5 +55,5 @@ def defaults_in(name: str, file: str) -> Iterable[tuple[str, Any]]:
         ):
             try:
                 yield ast.unparse(node.target), ast.literal_eval(node.value)
-            except ValueError:  # it is computed: shown whatever it is
+            except ValueError:  # a computed default: always shown
                 continue

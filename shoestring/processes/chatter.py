@@ -1,7 +1,8 @@
-"""What a job says (prints, warnings, bars of progress) while it is planned: planning makes and runs it many times, and it is shown once.
+"""Output of a job (prints, warnings, progress bars) while it is being planned. Planning makes and runs the job many
+times, so every line is shown only once.
 
-In this process, each line once, on the error stream, so that it is never in the way of a result. Workers that only measure keep what they
-hear to themselves, and show it if they fail (launch.py). While it trains, a job says what it wants.
+In this process, lines go to the error stream, so they never mix with a result. Workers that only measure keep their
+output to themselves and show it if they fail (launch.py). While it trains, a job prints normally.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-LAST = 20  # lines that were not shown and are shown after an error
-LONGEST = 10_000  # characters of a line that is written again and again
+LAST = 20  # hidden lines that are shown after an error
+LONGEST = 10_000  # characters of a line that is repeated again and again
 
 
 class Overheard(io.TextIOBase):
-    """A stream that passes every line on once; or none, while `silent`."""
+    """A stream that passes every line on once, or never while `silent`."""
 
     def __init__(self, stream: TextIO, silent: bool) -> None:
         self.stream, self.silent = stream, silent
-        self.rest = ""  # of a line that is not over
-        self.lines: dict[str, None] = {}  # that were said, in their order
+        self.rest = ""  # of an incomplete line
+        self.lines: dict[str, None] = {}  # lines so far, in order
 
     def writable(self) -> bool:
         return True
 
     def isatty(self) -> bool:
-        return False  # bars that move are for a person who reads them once
+        return False  # so no progress bars are drawn: those are for a reader who sees them once
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -54,12 +55,12 @@ class Overheard(io.TextIOBase):
                 self.stream.write(f"{line}\n")
 
     def end(self, failed: bool) -> None:
-        """Say what is left; after an error also what was not shown."""
+        """Print what is left; after an error also what was hidden."""
         if self.rest:
             self.write("\n")
         if failed and self.silent:
             self.stream.writelines(f"{line}\n" for line in list(self.lines)[-LAST:])
-        self.silent = False  # who kept this stream may have more to say, and nobody else will say it
+        self.silent = False  # whoever kept this stream may print more, with nobody left to show it
 
 
 Aloud = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -67,8 +68,8 @@ Aloud = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @contextmanager
 def overheard(silent: bool = False) -> Iterator[Aloud]:
-    """While inside, what is printed goes to the error stream, every line once, or nowhere while `silent`. What is given makes of a
-    function of ours one that prints as always."""
+    """While inside, printed lines go to the error stream, each once, or nowhere while `silent`. The yielded function
+    wraps a function of ours so that it prints normally."""
     before = sys.stdout, sys.stderr
     said = Overheard(before[1], silent)
 
@@ -90,5 +91,5 @@ def overheard(silent: bool = False) -> Iterator[Aloud]:
         failed = False
     finally:
         sys.stdout, sys.stderr = before
-        with suppress(ValueError, OSError):  # nobody listens any more
+        with suppress(ValueError, OSError):  # the reader is gone
             said.end(failed)

@@ -1,7 +1,8 @@
-"""Child processes: the worker that does a task, started with the environment that the plan and the machine ask for.
+"""Child processes: a worker that does one task, with the environment that the plan and the machine need.
 
-The worker has a process group of its own, so that Ctrl-C reaches the launcher alone: it asks the worker to stop, which then saves and
-ends; asked a second time, it kills it. If the launcher dies, the worker notices at its next step that nobody listens, saves and ends.
+The worker has its own process group, so Ctrl-C reaches only the launcher. The launcher asks the worker to stop; it
+saves and ends. Asked a second time, the launcher kills it. If the launcher dies, the worker notices at its next step,
+saves and ends.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from shoestring.processes.task import JobTask, R, Task, written_task
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event
 
-MOST_SAID = 1 << 16  # bytes of what a worker said that are shown when it failed
+MOST_SAID = 1 << 16  # bytes of a worker's output that are shown when it failed
 
 
 def run_worker(
@@ -36,20 +37,21 @@ def run_worker(
     lock: int | None = None,
     on_stop: Callable[[], None] = lambda: None,
 ) -> R:
-    """Do a task in a child process; its events go to `on_event`, its result comes back. The worker shares the `lock` it is given.
+    """Do a task in a child process; its events go to `on_event`, its result is returned. The worker shares the given
+    `lock`.
 
-    `on_stop` is called when the worker has been asked to stop. What a job says while it is only measured was said before: it is shown if
-    the worker fails, and else not.
+    `on_stop` is called when the worker was asked to stop. Output of a job that is only measured has been shown before:
+    it is shown again only if the worker fails.
     """
     with ExitStack() as stack:
         stack.enter_context(standard_files())
         aside = (
             None if task.run_folder else stack.enter_context(os.fdopen(os.memfd_create("what a worker says"), "w+b"))
         )
-        return worked(task, environment, on_event, lock, on_stop, aside)
+        return run_child(task, environment, on_event, lock, on_stop, aside)
 
 
-def worked(
+def run_child(
     task: Task[R],
     environment: Mapping[str, str],
     on_event: Callable[[Event], None],
@@ -57,7 +59,7 @@ def worked(
     on_stop: Callable[[], None],
     aside: IO[bytes] | None,
 ) -> R:
-    """Do a task in a child process that says what it says aside, or where we do."""
+    """Do a task in a child process that prints to `aside`, or where we print."""
     kills = memory_kills()
     reader, writer = os.pipe()
     child = subprocess.Popen(
@@ -104,21 +106,19 @@ def worked(
 
 
 class StoppingWorker:
-    """A worker that is asked to stop. Until it listens, SIGINT would end it with a traceback: it gets SIGTERM instead, or where it ignores
-    that, SIGKILL. Nothing is lost by either."""
+    """A worker that is asked to stop. Until it listens, SIGINT would end it with a traceback, so it gets SIGTERM
+    instead, or SIGKILL if it ignores that. It has nothing to lose by then."""
 
     def __init__(self, child: subprocess.Popen[str]) -> None:
         self.child, self.listens = child, False
 
     def send_signal(self, sig: int) -> None:
-        early = (
-            signal.SIGKILL if is_ignored(signal.SIGTERM) else signal.SIGTERM
-        )  # a child inherits what its parent ignores
+        early = signal.SIGKILL if is_ignored(signal.SIGTERM) else signal.SIGTERM  # a child inherits ignored signals
         self.child.send_signal(sig if self.listens else early)
 
 
 def error_stream() -> int:
-    """Where workers print: our own error stream, or where that is no file, as in a notebook, the process's."""
+    """The file that workers print to: our error stream, or the process's if ours is no file, as in a notebook."""
     try:
         return sys.stderr.fileno()
     except (AttributeError, OSError, ValueError):
@@ -126,7 +126,7 @@ def error_stream() -> int:
 
 
 def stands(task: Task[Any]) -> str:
-    """Where the run of a task stands that ended without a word, as a sentence; empty if nothing is kept of it."""
+    """A sentence on where a run stands that ended silently; empty if nothing of it is stored."""
     if not task.run_folder:
         return ""
     good, _ = newest_good(Path(task.run_folder) / "checkpoints")
@@ -139,27 +139,27 @@ def stands(task: Task[Any]) -> str:
 
 
 def show_aside(aside: IO[bytes]) -> None:
-    """What a worker that failed has said, if it is not too much."""
+    """Show the output of a failed worker, unless it is too long."""
     aside.seek(max(os.fstat(aside.fileno()).st_size - MOST_SAID, 0))
     say(aside.read().decode(errors="replace"))
 
 
 def say(text: str) -> None:
-    """On the error stream, if there is one and it can be written to."""
+    """Print to the error stream, if it exists and can be written to."""
     with suppress(OSError, ValueError):
         if sys.stderr is not None:
             sys.stderr.write(text)
 
 
 def result_of(task: Task[R], last: Answer | Failure) -> R:
-    """The result of a task from a worker's last message. Raises what went wrong."""
+    """The result in a worker's last message. Raises the error if there was one."""
     if isinstance(last, Failure):
         raise last.error
     return from_json(task.result, last.result)  # type: ignore[no-any-return]
 
 
 def ended_silently(task: Task[R], code: int, asked: list[int], out_of_memory: bool) -> R:
-    """What follows when a worker ends without a last message."""
+    """The result, or error, of a worker that ended without a last message."""
     if code == -signal.SIGKILL and out_of_memory:
         raise OutOfMemory("the kernel killed its process when the machine ran out of memory")
     if asked and code in (-signal.SIGTERM, -signal.SIGKILL):  # asked to stop before it could listen
@@ -168,7 +168,7 @@ def ended_silently(task: Task[R], code: int, asked: list[int], out_of_memory: bo
 
 
 def memory_kills() -> int:
-    """How many processes the kernel has killed for want of memory, here and in this container."""
+    """Number of processes that the kernel has killed for lack of memory, on this machine and in this container."""
     count = 0
     for path in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
         with suppress(OSError):
@@ -178,7 +178,7 @@ def memory_kills() -> int:
 
 
 def ending_text(code: int) -> str:
-    """What a worker's exit code means."""
+    """The meaning of a worker's exit code."""
     why, meaning = exit_reason(code)
     return (
         f"the worker process died with {why}: {meaning}"

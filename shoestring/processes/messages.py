@@ -1,15 +1,15 @@
-"""What worker processes say to their launcher, and machines to the one that leads: one frozen value a kind.
+"""Messages from worker processes to their launcher, and from machines to node 0: one frozen dataclass per kind.
 
-    Happened         something happened in the run (runs/event.py)
+    Happened         an event of the run (runs/event.py)
     Answer           the task is done; the last message
-    Failure          it can't be done; the last message
+    Failure          the task failed; the last message
     Heartbeat        the worker is alive
     WorkerJoined     the worker has found all others of its group
     PeerLostMessage  another worker can't be reached any more; the last message
-    StopAsked        of a machine: its user wants the group to stop
-    WorkerDied       of a machine: one of its workers ended or stands still
+    StopAsked        from a machine: its user wants the group to stop
+    WorkerDied       from a machine: one of its workers ended or hangs
 
-In JSON a message is {"message": kind, its fields}, one a line.
+In JSON a message is {"message": kind, its fields}, one per line.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from shoestring.runs.events import event_of, record_of, usable
 
 
 class OutOfMemory(Mistake):
-    """A worker ran out of memory, by its own word or by the kernel's."""
+    """A worker ran out of memory, as reported by itself or the kernel."""
 
 
 class Cause(Enum):
-    """Whose failure it is, and so what the launcher raises."""
+    """Whose failure it is, and therefore which error the launcher raises."""
 
-    MISTAKE = Mistake  # the user's: what was asked for, what the machine refuses
-    NOT_REPEATABLE = NotRepeatable  # a block of the model can't be computed again
-    JOB = JobFailed  # the user's too: code of the job failed
+    MISTAKE = Mistake  # the user's: an impossible request, or the machine refuses
+    NOT_REPEATABLE = NotRepeatable  # a block of the model can't be recomputed
+    JOB = JobFailed  # the user's too: the job's code failed
     FAULT = Crashed  # ours
     OUT_OF_MEMORY = OutOfMemory
 
@@ -54,14 +54,14 @@ class Happened(Message):
         found = usable(dict(self.record))
         found = event_of(found) if isinstance(found, dict) else found
         if found is None:
-            raise Mistake(f"a worker told of something that is no event: {str(self.record)[:80]}")
+            raise Mistake(f"a worker reported something that is no event: {str(self.record)[:80]}")
         return found
 
 
 @dataclass(frozen=True)
 class Answer(Message):
     kind: ClassVar[str] = "answer"
-    result: Any  # as JSON; the task's `result` is its class
+    result: Any  # as JSON; its class is the task's `result`
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Failure(Message):
     kind: ClassVar[str] = "failure"
     cause: Cause
     text: str
-    trace: str = ""  # where it came from, for who wants to see that
+    trace: str = ""  # the traceback, for users who want it
 
     @property
     def error(self) -> Exception:
-        """What the launcher raises."""
+        """The error that the launcher raises."""
         raised: type[Exception] = self.cause.value
         return raised(self.text)
 
@@ -92,7 +92,7 @@ class WorkerJoined(Message):
 class PeerLostMessage(Message):
     kind: ClassVar[str] = "peer lost"
     text: str  # the first line of the error
-    deadline: bool = False  # it was waited for until the deadline, and no connection broke
+    deadline: bool = False  # the wait reached its deadline; no connection broke
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class WorkerDied(Message):
     why: str  # SIGKILL, exit code 3, no sign of life for 30 s
     meaning: str = ""  # what that may mean
     ago: float = 0.0  # seconds
-    round: int = 0  # of the group, in which it was
+    round: int = 0  # the group's round in which it happened
 
     def __str__(self) -> str:
         return f"worker {self.rank} died ({self.why})"
@@ -125,7 +125,7 @@ NONSENSE = (
     TypeError,
     AttributeError,
     RecursionError,
-)  # what reading JSON raises that says what can't be
+)  # errors raised by reading JSON with impossible content
 
 
 def happened(event: Event) -> Happened:
@@ -146,13 +146,13 @@ def read_message(text: str | bytes) -> Message:
         return from_json(KINDS[data.pop("message")], data)
     except NONSENSE as error:
         raise Mistake(
-            f"a worker, or another machine, said what is no message ({type(error).__name__}): {text[:80]!r}"
+            f"an unreadable message came from a worker or another machine ({type(error).__name__}): {text[:80]!r}"
         ) from error
 
 
 @dataclass(frozen=True)
 class Closing:
-    """How node 0 says that a group of machines is over: it is done, unless one of these says other."""
+    """Node 0's message that a group of machines is over: successfully, unless one of these fields is set."""
 
     failure: str = ""  # why it failed
-    stopped: int | None = None  # the last step that is saved; None: it was not asked to stop
+    stopped: int | None = None  # the last saved step; None: it was not asked to stop

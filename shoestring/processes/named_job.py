@@ -1,12 +1,12 @@
-"""The job of a folder that is read back: named by the caller, never by the folder.
+"""The job of a stored run or packed model: named by the caller, never by the folder.
 
-A run and a packed model say which job file made them. A job file is code, and anybody can write such a folder and seal it, so what it
-says is a `Claim`: it is shown in messages and compared with what the caller names. No path of it is opened. Three things are taken of it,
-because none of them can name code or a file:
+A folder says which job file made it. A job file is code, and anybody can write and seal such a folder, so its statement
+is only a `Claim`: it is shown in messages and compared with the caller's job. No path in it is opened. Three things are
+used, because they can't name code or a file:
 
-    the name of a built-in job       or the SHA-256 of one: its code is ours
-    numbers and switches             flags of the job that the caller names, each of the type that the job says
-    text that is the job's default   of a flag; any other text could name a file, and the caller gives it again
+    the name of a built-in job       or its SHA-256: the code is ours
+    numbers and switches             flags of the caller's job, each of the type that the job declares
+    text that is the job's default   of a flag; any other text could name a file, so the caller must give it again
 
 Contract: No file that a folder names is run or opened, and paths in checkpoints stay inside of the run
 (tests/test_code_from_files.py, tests/test_resealed.py).
@@ -30,21 +30,21 @@ from shoestring.runs.folder import Folder
 Named = (
     Job | Callable[..., Job] | str | Path
 )  # a Job, a function that makes one, a job file, or the name of a built-in job
-LARGEST = 1 << 63  # no whole number of a flag is as large
+LARGEST = 1 << 63  # no integer flag is larger
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a folder says of the job that made it."""
+    """What a folder says about the job that made it."""
 
     folder: Path
-    job: str = ""  # path of a file, or name of a built-in job; empty: a script made the Job
+    job: str = ""  # path of a file, or name of a built-in job; empty: a script made the job
     source: str = ""  # SHA-256 of the file
     flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def built_in(self) -> str:
-        """The path of the built-in job that it is; empty: it is none."""
+        """The path of the built-in job that it names; empty: none."""
         if self.job in BUILT_IN:
             return job_path(self.job)
         return next((path for path in map(job_path, BUILT_IN) if self.source and digest_of(path) == self.source), "")
@@ -58,7 +58,8 @@ def claim_of_run(folder: Folder) -> Claim:
 
 
 def named_job(claim: Claim, named: Named | None, given: Mapping[str, Any]) -> tuple[Job, list[str]]:
-    """The job that the caller names for a folder, with the flags that are `given` and the folder's, and what the caller should know."""
+    """The job that the caller names for a folder, made with the `given` flags and the folder's; and remarks for the
+    caller."""
     if isinstance(named, Job):
         return named, []
     if callable(named):
@@ -78,7 +79,7 @@ def named_job(claim: Claim, named: Named | None, given: Mapping[str, Any]) -> tu
 
 
 def job_file(claim: Claim, named: str | Path | None) -> str:
-    """The file of the job that the caller names, or of the built-in job that a folder names."""
+    """The job file that the caller names, or the built-in job that the folder names."""
     if named is not None:
         return job_path(str(named))
     if claim.built_in:
@@ -95,8 +96,8 @@ def job_file(claim: Claim, named: str | Path | None) -> str:
 
 
 def flags_for(claim: Claim, path: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The flags of a job for a folder: those that are given, and of the folder's what can be taken. Where the folder's are flags of
-    another job, as those of a teacher are beside the student's, none of them is."""
+    """The flags for the job: those given, and those of the folder's that are safe to use. None of the folder's are used
+    if they belong to another job, as a teacher's do beside the student's."""
     known = {flag.name: flag for flag in flags_known(path)}
     others = [name for name in claim.flags if name not in known]
     if others:
@@ -110,7 +111,7 @@ def flags_for(claim: Claim, path: str, given: Mapping[str, Any]) -> tuple[dict[s
 
 
 def check_taken(claim: Claim, path: str, flags: Mapping[str, Any]) -> None:
-    """Refuse flags of a folder that nobody gave: text that could name a file, and what can't be a value of that flag."""
+    """Refuse flags of a folder that the caller did not give: text that could name a file, and values of the wrong type."""
     known = {flag.name: flag for flag in flags_known(path)}
     for name, value in flags.items():
         if name in known:
@@ -129,12 +130,12 @@ def check_taken(claim: Claim, path: str, flags: Mapping[str, Any]) -> None:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value can name nothing."""
+    """Whether a value is a number or switch, which can't name anything."""
     return value is None or isinstance(value, (bool, int, float))
 
 
 def check_type(claim: Claim, flag: Flag, value: Any) -> None:
-    """Refuse what can't be a value of a flag."""
+    """Refuse a value of the wrong type for a flag."""
     kinds: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
     fits = isinstance(value, kinds[flag.kind]) and isinstance(value, bool) == (flag.kind == "bool")
     finite = not isinstance(value, float) or math.isfinite(value)

@@ -3,7 +3,8 @@
     --nodes 10.0.0.1:29400,0/2      on the first of two machines, which has that address
     --nodes 10.0.0.1:29400,1/2      on the second
 
-Inside torchrun or SLURM every process is such a machine, with one worker; where it stands is read from the environment they give it.
+Inside torchrun or SLURM every process counts as a machine with one worker; its place is read from the environment that
+they set.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from shoestring.core.errors import Mistake
 from shoestring.core.units import parse_seconds
 
-LEAST = 2  # seconds of patience
+LEAST = 2  # smallest patience in seconds
 WRITTEN = (
     "write host:port,rank/of: 10.0.0.1:29400,0/2 on the machine with that address and 10.0.0.1:29400,1/2 on the other"
 )
@@ -23,13 +24,13 @@ WRITTEN = (
 
 @dataclass(frozen=True)
 class Nodes:
-    host: str = "127.0.0.1"  # of node 0, where all meet
+    host: str = "127.0.0.1"  # address of node 0, where all meet
     port: int = 0  # 0: a free one
-    rank: int = 0  # of this machine
-    of: int = 1  # machines
-    torchrun: bool = False  # the port belongs to torchrun's store, in which node 0 says where it can be met
-    attempt: str = "0"  # which of torchrun's attempts this is
-    device: int | None = None  # the GPU of this process, where somebody else gave it one
+    rank: int = 0  # this machine's number
+    of: int = 1  # number of machines
+    torchrun: bool = False  # the port is that of torchrun's store, in which node 0 writes its own address
+    attempt: str = "0"  # number of torchrun's attempt
+    device: int | None = None  # the GPU of this process, if somebody else assigned it
 
     def __str__(self) -> str:
         return f"node {self.rank} of {self.of}"
@@ -37,12 +38,12 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Team:
-    """How many workers train a job, where, and how much is borne with."""
+    """The workers of a job: how many, where, and how failures are handled."""
 
     devices: int = 1  # workers on this machine
-    nodes: Nodes | None = None  # None: this machine alone
-    patience: float = 30.0  # seconds without a sign of life after which a worker counts as stuck
-    restarts: int = 10  # times that the group is formed again
+    nodes: Nodes | None = None  # None: only this machine
+    patience: float = 30.0  # seconds without a sign of life after which a worker counts as hanging
+    restarts: int = 10  # largest number of restarts
 
     @property
     def world(self) -> int:
@@ -51,7 +52,7 @@ class Team:
 
 
 def team_of(devices: int, nodes: str | None, patience: str, restarts: int, environment: Mapping[str, str]) -> Team:
-    """The team that a user asked for, or that torchrun or SLURM started this process as a part of."""
+    """The team that the user asked for, or that torchrun or SLURM started this process as a part of."""
     seconds = parse_seconds(patience)
     if devices < 1:
         raise Mistake(f"--devices {devices}: training needs at least one")
@@ -91,7 +92,7 @@ def parsed_nodes(text: str) -> Nodes:
 
 
 def surrounding_nodes(environment: Mapping[str, str]) -> Nodes | None:
-    """This process's place among those that torchrun or SLURM started, if one of them did.
+    """This process's place if torchrun or SLURM started it, else None.
 
     >>> surrounding_nodes({"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-09,11]", "SLURM_JOB_ID": "12"}).host
     'gpu07'
@@ -125,7 +126,7 @@ def whole(text: str | None) -> int | None:
 
 
 def first_host(listed: str) -> str:
-    """The first of the hosts in SLURM's way to write many: a[01-03,7],b -> a01."""
+    """The first host in SLURM's short form of a list: a[01-03,7],b -> a01."""
     found = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\])?", listed)
     if found is None:
         raise Mistake(

@@ -1,4 +1,4 @@
-"""Stopping: a signal to the launcher is passed on to its workers, who save before they end."""
+"""Stop signals: the launcher passes them on to its workers, which save before they end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Stoppable(Protocol):
 
 @contextmanager
 def stopping_gently(workers: Stoppable, asked: list[int], on_stop: Callable[[], None]) -> Iterator[None]:
-    """While inside, a signal to stop is passed on and added to `asked`.
+    """While inside, stop signals are passed on and added to `asked`.
 
     The first lets the workers save, and `on_stop` is called; the second kills them.
     """
@@ -28,8 +28,8 @@ def stopping_gently(workers: Stoppable, asked: list[int], on_stop: Callable[[], 
         if len(asked) > 1:
             workers.send_signal(signal.SIGKILL)
             raise KeyboardInterrupt
-        workers.send_signal(number)  # the very one, so that they can say who asked
-        on_stop()  # and only now say that they were: a short run may have ended before
+        workers.send_signal(number)  # the same signal, so that they can report which
+        on_stop()  # report only afterwards: a short run may have ended before
 
     with listening(stop):
         yield

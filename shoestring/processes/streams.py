@@ -1,11 +1,11 @@
-"""The standard streams of a process of ours, whatever the one who started it made of them. What is printed never ends a training.
+"""The standard streams of our processes, in whatever state they were inherited. A failed print never ends a training.
 
-    closed (a daemon's, `>&-`)            leads nowhere
-    a pipe that nobody reads (`| head`)   leads nowhere from then on
-    a full disk (`>/dev/full`)            the same; `output_trouble` says so in the end
-    an encoding without our characters    writes others instead
+    closed (a daemon's, `>&-`)            output is discarded
+    a pipe without a reader (`| head`)    output is discarded from then on
+    a full disk (`>/dev/full`)            the same; `output_trouble` reports it at the end
+    an encoding without our characters    others are written instead
 
-No torch, and nothing slow to import: commands and workers begin with it.
+Does not import torch or anything slow, because commands and workers start with it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, TextIO
 
-PLAIN = {"…": "...", "█": "#", "░": ".", "·": "-", "→": "->"}  # for terminals that have no other characters
+PLAIN = {"…": "...", "█": "#", "░": ".", "·": "-", "→": "->"}  # for terminals without these characters
 
 
 class SteadyFile(io.FileIO):
-    """A standard stream's file. After a write that failed, it takes everything and writes nothing."""
+    """The file of a standard stream. After a failed write, it discards everything."""
 
     def __init__(self, file: int) -> None:
         super().__init__(file, "w", closefd=False)
@@ -38,18 +38,18 @@ class SteadyFile(io.FileIO):
                 written = super().write(data)
                 if written is not None:
                     return written
-                select.select([], [self], [])  # a stream that does not block, and is full for now
+                select.select([], [self], [])  # non-blocking, and full at the moment
         except OSError as error:
             self.trouble = error
         return memoryview(data).nbytes
 
 
 def prepare_streams() -> None:
-    """Let this process print whatever it wants from now on. Streams that somebody else put there (a test, a notebook) stay."""
+    """Make printing safe in this process. Streams that somebody else installed (a test, a notebook) are left alone."""
     for _ in closed_files():
         os.open(
             os.devnull, os.O_RDWR
-        )  # gets the lowest number: else the next file would, and what is printed would go there
+        )  # opens the lowest free number; else the next opened file would get it, and prints would go there
     if sys.stdout is sys.__stdout__:
         sys.stdout = sys.__stdout__ = steady_stream(sys.stdout, 1)  # type: ignore[misc]
     if sys.stderr is sys.__stderr__:
@@ -59,7 +59,7 @@ def prepare_streams() -> None:
 
 
 def closed_files() -> list[int]:
-    """Those of the files 0, 1 and 2 that are not open."""
+    """Those of the descriptors 0, 1 and 2 that are not open."""
     closed = []
     for file in (0, 1, 2):
         try:
@@ -71,7 +71,7 @@ def closed_files() -> list[int]:
 
 @contextmanager
 def standard_files() -> Iterator[None]:
-    """While inside, files 0, 1 and 2 are open, so that no pipe to another process gets their number."""
+    """While inside, descriptors 0, 1 and 2 are open, so that no pipe to another process gets their number."""
     opened = [os.open(os.devnull, os.O_RDWR) for _ in closed_files()]
     try:
         yield
@@ -83,7 +83,7 @@ def standard_files() -> Iterator[None]:
 def steady_stream(stream: TextIO | None, file: int) -> io.TextIOWrapper:
     """A stream to the same file that never fails."""
     raw = SteadyFile(file)
-    if not isinstance(stream, io.TextIOWrapper):  # None: it was closed when Python started
+    if not isinstance(stream, io.TextIOWrapper):  # None: closed when Python started
         return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="replace", line_buffering=file == 2)
     with suppress(OSError, ValueError):
         stream.flush()
@@ -98,7 +98,7 @@ def steady_stream(stream: TextIO | None, file: int) -> io.TextIOWrapper:
 
 
 def output_trouble() -> OSError | None:
-    """Why something that was printed did not arrive; None if all did, as far as this process knows."""
+    """Why printed output was lost; None if nothing was, as far as this process knows."""
     stream = sys.stdout
     stream.flush()
     if not isinstance(stream, io.TextIOWrapper):
@@ -108,8 +108,8 @@ def output_trouble() -> OSError | None:
 
 
 def speak_plainly(stream: TextIO) -> None:
-    """Let a stream take every text we write, whatever its encoding: what it has no character for is written with others. A locale that is
-    C has ASCII alone, though Python takes it for UTF-8."""
+    """Let a stream accept any text: characters that its encoding lacks are replaced. In the C locale that is all but
+    ASCII, although Python assumes UTF-8."""
     locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
     if not isinstance(stream, io.TextIOWrapper) or (
         stream.encoding.lower() in ("utf-8", "utf8") and locale not in ("C", "POSIX")

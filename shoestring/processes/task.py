@@ -1,9 +1,8 @@
-"""Tasks: what a worker process is asked to do. A room brings its own, and each says itself how it is done.
+"""Tasks: what a worker process is asked to do. A room brings its own kinds, and each knows how it is done.
 
-In JSON a task is {"room": name, "task": kind, its fields}. It comes to a worker by its standard input, and to other
-machines of a group from node 0. The room is looked up among those that are installed and the kind in that room's table, so
-what comes can't have anything imported. Fields that a task does not have are refused, because a misspelt one would silently
-be a default.
+In JSON a task is {"room": name, "task": kind, its fields}. A worker reads it from standard input; other machines of a
+group get it from node 0. The room is looked up among the installed ones and the kind in that room's table, so a task
+can't cause any other import. Unknown fields are refused, because a misspelt one would silently be a default.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ if TYPE_CHECKING:
     from shoestring.core.link import Link
 
 R = TypeVar("R")
-Tell = Callable[[Event], None]  # brings an event to the launcher
+Tell = Callable[[Event], None]  # sends an event to the launcher
 
 
 @dataclass(frozen=True)
 class GroupHistory:
-    """What only the launcher of a group knows of it."""
+    """What only a group's launcher knows about it."""
 
     world: int  # workers
-    restarts: int  # times that the group was formed again
+    restarts: int  # number of times the group was formed again
     recovery_seconds: tuple[float, ...] = ()  # from each death to the next step
 
 
@@ -42,61 +41,61 @@ class GroupSeat:
 
     rank: int
     world: int
-    shares_memory: bool  # all workers are on this machine
-    deadline: float  # seconds that a wait for other workers may take
+    shares_memory: bool  # whether all workers are on this machine
+    deadline: float  # longest wait for other workers, in seconds
 
 
 class Task(ABC, Generic[R]):
-    """The base of all tasks; R is the class of its result."""
+    """Base class of all tasks; R is the class of the result."""
 
-    room: ClassVar[str]  # whose task it is
+    room: ClassVar[str]  # the room it belongs to
     kind: ClassVar[str]  # its name in JSON
-    result: ClassVar[type[Any]]  # R, to read the result from JSON
-    resumes: ClassVar[bool] = False  # done again by a group that was formed again, it goes on from a checkpoint
+    result: ClassVar[type[Any]]  # R, needed to read the result from JSON
+    resumes: ClassVar[bool] = False  # whether it continues from a checkpoint when a restarted group does it again
 
     @abstractmethod
     def perform(self, tell: Tell, link: Link | None) -> R:
-        """Do it, in this process; `link` is to the other workers of a group."""
+        """Do the task in this process; `link` leads to the other workers of a group."""
 
     @property
     def run_folder(self) -> str:
-        """The run folder in which it is recorded, so that it can be stopped and gone on with; empty: nothing is kept."""
+        """The run folder in which it is recorded, so it can be stopped and resumed; empty: nothing is stored."""
         return ""
 
     @property
     def techniques_used(self) -> tuple[str, ...]:
-        """The names of the techniques it uses."""
+        """The names of the techniques that it uses."""
         return ()
 
     def join(self, seat: GroupSeat) -> Link:
-        """The link to the other workers of its group, whose process group of torch exists."""
+        """The link to the other workers of its group; torch's process group exists already."""
         raise Crashed(f"a {self.kind} is nothing that a group can do")
 
     def stopped(self, step: int | None) -> R:
-        """Its result when it was asked to stop, with the last step that is saved; None: it is done, and its result is on
-        another machine."""
+        """The result if it was asked to stop, given the last saved step; None: it is done, and its result is on another
+        machine."""
         raise Crashed(f"a {self.kind} is nothing that can be stopped")
 
     def in_group(self, result: R, group: GroupHistory) -> R:
-        """Its result, with what only the launcher of the group knows."""
+        """The result, completed by what only the group's launcher knows."""
         return result
 
     def closing(self, result: R) -> Closing:
-        """How node 0 tells the other machines what it came to."""
+        """Node 0's message to the other machines about this result."""
         return Closing()
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobTask(Task[R]):
-    """A task about a job, which is made again in the worker from its file."""
+    """A task about a job, which the worker makes again from its file."""
 
     file: str  # the job file
-    flags: Mapping[str, Any] = field(default_factory=dict)  # that the job is made with
-    traceback: bool = False  # the user wants to see where an error came from
+    flags: Mapping[str, Any] = field(default_factory=dict)  # flags of the job
+    traceback: bool = False  # whether the user wants tracebacks
 
 
 class Worker(Protocol):
-    """Whoever does tasks: in a child process, or in as many as will train; with these variables in their environment."""
+    """Runs tasks: in a child process, or in several that train together; with these environment variables."""
 
     def __call__(self, task: Task[R], environment: Mapping[str, str], /) -> R: ...
 
@@ -107,7 +106,7 @@ def written_task(task: Task[Any]) -> str:
 
 
 def read_task(text: str) -> Task[Any]:
-    """The task that `written_task` wrote. Raises Mistake where it is none."""
+    """The task in text from `written_task`. Raises Mistake if it is none."""
     try:
         data = json.loads(text)
         room, kind = data.pop("room"), data.pop("task")
@@ -115,4 +114,4 @@ def read_task(text: str) -> Task[Any]:
     except Mistake:
         raise
     except NONSENSE as error:
-        raise Mistake(f"what came is no task ({type(error).__name__}: {str(error)[:120]}): {text[:80]!r}") from error
+        raise Mistake(f"the message is no task ({type(error).__name__}: {str(error)[:120]}): {text[:80]!r}") from error

@@ -1,4 +1,5 @@
-"""The worker: one task in a process of its own. It reads the task from standard input and writes messages to a pipe."""
+"""The worker: does one task in a process of its own. It reads the task from standard input and writes messages to a
+pipe."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoestring.core.imports import WithoutGarbageCollection, leave_garbage
 
-with WithoutGarbageCollection():  # torch is imported here
+with WithoutGarbageCollection():  # this imports torch
     from shoestring.core.blame import blamed
     from shoestring.core.codec import to_json
     from shoestring.core.errors import (
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from shoestring.core.link import Link
 
 
-def done(task: Task[Any], send: Send, link: Link | None = None) -> Any:
-    """Do a task; gives its result. `link` is to the other workers of a group."""
+def perform_task(task: Task[Any], send: Send, link: Link | None = None) -> Any:
+    """Do a task and return its result. `link` leads to the other workers of a group."""
 
     def tell(event: Event) -> None:
         send(happened(event))
@@ -48,7 +49,7 @@ def done(task: Task[Any], send: Send, link: Link | None = None) -> Any:
 def main() -> None:
     prepare_streams()
     pipe = os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="utf-8")
-    turn = threading.Lock()  # a checkpoint is finished, and told of, by a thread of its own
+    turn = threading.Lock()  # checkpoints are finished, and reported, by another thread
 
     def send(message: Message) -> None:
         with turn:
@@ -57,7 +58,7 @@ def main() -> None:
     task = read_task(sys.stdin.buffer.read().decode())
     if isinstance(task, JobTask):
         load_compiler()
-    last = last_message(task, lambda: done(task, send))
+    last = last_message(task, lambda: perform_task(task, send))
     if isinstance(last, Failure):
         sys.stderr.write(last.trace)
         if task.run_folder:
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 def last_message(task: Task[Any], work: Callable[[], Any]) -> Answer | Failure:
-    """What a worker has to say in the end: the result of its work, or what went wrong."""
+    """A worker's last message: its result, or what went wrong."""
     try:
         return Answer(to_json(work()))
     except Exception as error:
@@ -79,7 +80,7 @@ def last_message(task: Task[Any], work: Callable[[], Any]) -> Answer | Failure:
 
 
 def failure(error: Exception, task: Task[Any]) -> tuple[Cause, str]:
-    """What an error means to whoever gave the task: whose it is, and what to say of it."""
+    """Whose failure an error is, and how to describe it."""
     if isinstance(error, NotRepeatable):
         return Cause.NOT_REPEATABLE, str(error)
     if isinstance(error, Mistake):
@@ -89,7 +90,7 @@ def failure(error: Exception, task: Task[Any]) -> tuple[Cause, str]:
     found = blamed(error)
     if not found.ours:
         return Cause.JOB, job_failed(error, found.place)
-    if isinstance(error, OSError):  # what the machine refuses us is nobody's fault
+    if isinstance(error, OSError):  # the machine refuses: nobody's fault
         return Cause.MISTAKE, f"{system_text(error)} ({found.place})"
     broken = (
         "a promise of shoestring's own code was broken"
@@ -105,7 +106,7 @@ def failure(error: Exception, task: Task[Any]) -> tuple[Cause, str]:
 
 
 def job_failed(error: Exception, place: str) -> str:
-    """An error of the user's model or data in a sentence, with the line it came from."""
+    """An error of the user's model or data as a sentence, with the line that raised it."""
     first, hint = error_sentence(error), ""
     if "device" in first and ("Expected all tensors" in first or "meta" in first):
         hint = "; the model and its batch must be on one device: leave both on the CPU and shoestring moves them"

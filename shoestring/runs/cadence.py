@@ -1,4 +1,4 @@
-"""How often a run is saved. Nothing heavy is imported here: the command line reads it from what the user wrote."""
+"""How often a run is saved. Imports nothing heavy, because the command line needs it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 @dataclass(frozen=True)
 class Cadence:
-    """Every so many steps, or every so many seconds."""
+    """Save after this many steps, or after this many seconds."""
 
     steps: int = 0  # 0: by time
     seconds: float = 60.0
-    keep: int = 3  # checkpoints, beside the best one
+    keep: int = 3  # number of checkpoints to keep, besides the best one
 
 
 def cadence_of(save_every: int | str, keep: int = Cadence.keep) -> Cadence:
-    """What a user wrote: steps, or a time; and how many checkpoints to keep.
+    """Parse what the user wrote: a number of steps or a time, and how many checkpoints to keep.
 
     >>> cadence_of(50), cadence_of("5m", keep=1)
     (Cadence(steps=50, seconds=60.0, keep=3), Cadence(steps=0, seconds=300.0, keep=1))

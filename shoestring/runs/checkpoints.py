@@ -1,4 +1,5 @@
-"""Checkpoints: the whole state of a run at a step, so that going on from it gives the same bits as never having stopped.
+"""Checkpoints: the whole state of a run at a step. A run resumed from one ends with the same bits as a run that never
+stopped.
 
     checkpoints/step-00000040/
       weights.safetensors    the model, by the names of its state_dict
@@ -8,12 +9,13 @@
 
     checkpoints/best-00000040/   the weights that were best in validation: the same files, whose state has the metrics and no moments
 
-A checkpoint is written under another name, synced, and then renamed: it is there whole or not at all. The tensors are written to the
-file at once, while training stands still: that copy in the kernel's page cache is the snapshot, and it costs the process no memory. Hashing
-and syncing follow in the background. What does not match its SHA-256 is never loaded and never overwritten.
+A checkpoint is written under a temporary name, synced and renamed, so it appears complete or not at all. Training stops
+only while tensors are written to the file: the copy in the kernel's page cache is the snapshot, and it takes no memory
+of the process. Hashing and syncing follow in the background. A checkpoint that does not match its SHA-256 is never
+loaded and never overwritten.
 
-Contract: A run that was killed and goes on ends with the same bits (tests/runs/test_kill.py). Nothing that is read back
-can run code (tests/test_code_from_files.py). Why no snapshot is kept in memory: decisions/005.
+Contract: A killed and resumed run ends with the same bits (tests/runs/test_kill.py). Nothing that is read back can run
+code (tests/test_code_from_files.py). Why no snapshot is kept in memory: decisions/005.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ from shoestring.runs.packing import packed, unpacked
 from shoestring.runs.tensors import TensorFile, UnreadableTensors, write_tensors
 
 FILES = ("weights.safetensors", "state.safetensors", "state.json")
-BEST = "best"  # the kind of checkpoint that has the best weights
-# What reading a file raises that is sealed as ours are and says what can't be; MemoryError: sizes that nobody has
+BEST = "best"  # the kind of checkpoint that holds the best weights
+# Errors raised by reading a file with a valid seal but impossible content; MemoryError: an absurd size
 BROKEN = (
     ValueError,
     LookupError,
@@ -63,11 +65,11 @@ class RunCheckpoint:
         return int(self.path.name.rpartition("-")[2])
 
     def state(self) -> dict[str, Any]:
-        """All but the weights."""
+        """Everything but the weights."""
         return self.unpack(TensorFile)
 
     def outline(self) -> dict[str, Any]:
-        """The same, but tensors have no values: it takes no memory."""
+        """The same with tensors on the meta device, which take no memory."""
         return self.unpack(lambda path: TensorFile(path).outline())
 
     def unpack(self, tensors: Callable[[Path], TensorFile | dict[str, Tensor]]) -> dict[str, Any]:
@@ -81,22 +83,22 @@ class RunCheckpoint:
         return state
 
     def files(self) -> list[Path]:
-        """Those of the run that a part of its state lies in: each part that is on disk has one of its own name."""
+        """Files in the run's folder that hold parts of this state: state on disk has a file of its own."""
         document = dict(json.loads(read_regular(self.path / "state.json"))["dict"])
         return [self.own_file(f"{name}.bin") for name in document.get("on_disk", {"list": []})["list"]]
 
     def own_file(self, name: str) -> Path:
-        """A file of the run that the checkpoint names: one in the run's folder, and nothing else."""
+        """A file that the checkpoint names; only files directly in the run's folder are accepted."""
         if Path(name).name != name or not name.endswith(".bin"):
             raise UnreadableTensors(f"it says that its state lies in {name[:80]!r}, which is no file of its run")
         return self.path.parent.parent / name
 
     def weights(self) -> TensorFile:
-        """Those that were in memory when it was made."""
+        """The weights that were in memory when it was saved."""
         return TensorFile(self.path / "weights.safetensors")
 
     def averages(self) -> dict[str, StoredTensor]:
-        """Averages that a part of the run keeps of its weights."""
+        """Averages of the weights (EMA), if the run keeps them."""
         file = TensorFile(self.path / "state.safetensors")
         return {
             name: file.later(f"state/parts/{part}/averages/{name}")
@@ -106,7 +108,8 @@ class RunCheckpoint:
         }
 
     def all_weights(self, trained: bool = False) -> dict[str, StoredTensor]:
-        """All of them, as averages where the run keeps those, unless `trained`; what lies elsewhere is read when it is asked for."""
+        """All weights; averages in place of weights where the run keeps them, unless `trained`. Weights that lie
+        elsewhere are read when needed."""
         inside = self.weights()
         stream = self.outline()["parts"].get("stream")
         lying = (
@@ -115,16 +118,16 @@ class RunCheckpoint:
         return {name: inside.later(name) for name in inside} | lying | ({} if trained else self.averages())
 
     def aliases(self) -> dict[str, str]:
-        """Weights that are others by another name, with the name that they are kept under."""
+        """Second names of tied weights -> the name under which they are stored."""
         return {
             name.removeprefix("alias "): of for name, of in self.weights().metadata.items() if name.startswith("alias ")
         }
 
 
 @contextmanager
-def believed(checkpoint: RunCheckpoint) -> Iterator[None]:
-    """While inside, what a checkpoint says that can't be is told as its fault: every byte may be as somebody wrote it, and still no run
-    has written it."""
+def reading_untrusted(checkpoint: RunCheckpoint) -> Iterator[None]:
+    """While inside, impossible content is reported as the checkpoint's fault: its seal may be valid although no run of
+    ours wrote it."""
     try:
         yield
     except Mistake:
@@ -132,20 +135,20 @@ def believed(checkpoint: RunCheckpoint) -> Iterator[None]:
     except BROKEN as error:
         said = (str(error).strip().splitlines() or [""])[0][:200]
         raise Mistake(
-            f"the checkpoint {checkpoint.path} says what can't be ({type(error).__name__}: {said}): it is whole, and no run of "
+            f"the checkpoint {checkpoint.path} has impossible content ({type(error).__name__}: {said}): it is whole, and no run of "
             f"this job has written it; use another checkpoint, or begin anew with --fresh"
         ) from error
 
 
 def whole_number(value: Any) -> int:
-    """A count of a state, such as its step."""
+    """A count in a state, such as its step; refused if it is no whole number."""
     if type(value) is not int or not 0 <= value < 1 << 62:
         raise UnreadableTensors(f"{str(value)[:60]} is no number of steps")
     return value
 
 
 def best_in(state: Mapping[str, Any]) -> tuple[float, int] | None:
-    """The best value of a state and the step that it was of."""
+    """The best validation value in a state, and its step."""
     if state["best"] is None:
         return None
     value, step = state["best"]
@@ -160,7 +163,7 @@ def draft(
     aliases: Mapping[str, str],
     kind: str = "step",
 ) -> Path:
-    """Write a checkpoint's files under a name that nobody reads yet. A failure leaves nothing behind."""
+    """Write a checkpoint's files under a temporary name. A failure leaves nothing behind."""
     path = folder / f"{kind}-{step:08}.tmp-{os.getpid()}"
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
@@ -181,7 +184,7 @@ def draft(
 
 
 def publish(path: Path) -> tuple[RunCheckpoint, int]:
-    """Hash, sync and rename a draft; gives the checkpoint and its bytes."""
+    """Hash, sync and rename a draft; returns the checkpoint and its size in bytes."""
     try:
         files = {
             name: {"bytes": (path / name).stat().st_size, "sha256": digest(path / name, sync=True)} for name in FILES
@@ -211,12 +214,13 @@ def digest(path: Path, sync: bool = False) -> str:
 
 
 def damage(checkpoint: RunCheckpoint, parts: Collection[str] = ()) -> str:
-    """What is wrong with a checkpoint; empty if every byte is as it was written and it can be unpacked to these parts of a state."""
-    return changed(checkpoint) or unfit(checkpoint, parts)
+    """What is wrong with a checkpoint; empty if its bytes are unchanged and it can be unpacked to these parts of a
+    state."""
+    return changed_part(checkpoint) or unfit(checkpoint, parts)
 
 
 def unfit(checkpoint: RunCheckpoint, parts: Collection[str]) -> str:
-    """Why a checkpoint can't be used, though it may be what was written: by another version, or by somebody else."""
+    """Why a checkpoint can't be used although its bytes are unchanged: written by another version, or by somebody else."""
     try:
         checkpoint.weights()
         state = checkpoint.outline()
@@ -225,9 +229,9 @@ def unfit(checkpoint: RunCheckpoint, parts: Collection[str]) -> str:
     return next((f"its state has no {name!r}" for name in parts if name not in state), "")
 
 
-def changed(checkpoint: RunCheckpoint) -> str:
-    """What of a checkpoint is not as it was written."""
-    name = "manifest.json"  # that is being read
+def changed_part(checkpoint: RunCheckpoint) -> str:
+    """Which part of a checkpoint was changed since it was written; empty if none."""
+    name = "manifest.json"  # the file being read
     try:
         line, own, rest = read_regular(checkpoint.path / "manifest.json").split(b"\n", 2)
         if rest or hashlib.sha256(line).hexdigest().encode() != own:
@@ -256,7 +260,7 @@ def changed(checkpoint: RunCheckpoint) -> str:
 
 
 def saved(folder: Path, kind: str = "step") -> list[RunCheckpoint]:
-    """The checkpoints of a run, oldest first, good or not; of the kind "best", the weights that were best in validation."""
+    """The checkpoints of a run, oldest first, good or not. Kind "best": weights that were best in validation."""
     found = [
         RunCheckpoint(path)
         for path in folder.glob(f"{kind}-*")
@@ -268,7 +272,7 @@ def saved(folder: Path, kind: str = "step") -> list[RunCheckpoint]:
 def newest_good(
     folder: Path, parts: Collection[str] = ()
 ) -> tuple[RunCheckpoint | None, list[tuple[RunCheckpoint, str]]]:
-    """The newest checkpoint that is whole and has these parts of a state, and the newer ones that are not, with the reason."""
+    """The newest usable checkpoint that has these parts of a state, and the unusable newer ones, with the reason."""
     bad: list[tuple[RunCheckpoint, str]] = []
     for one in reversed(saved(folder)):
         reason = damage(one, parts)
@@ -279,7 +283,7 @@ def newest_good(
 
 
 def move_aside(checkpoint: RunCheckpoint) -> None:
-    """Keep a checkpoint that can't be used under a name that is not in the way."""
+    """Rename a checkpoint that can't be used."""
     number = 0
     while (aside := checkpoint.path.with_name(f"{checkpoint.path.name}.damaged-{number}")).exists():
         number += 1
@@ -287,14 +291,15 @@ def move_aside(checkpoint: RunCheckpoint) -> None:
 
 
 def clear_drafts(folder: Path) -> None:
-    """Remove what a process that died was writing; call it only where no other process writes."""
+    """Remove drafts of processes that died; only call it while no other process writes."""
     for kind in ("step", BEST):
         for path in folder.glob(f"{kind}-*.tmp-*"):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def make_room(folder: Path, best: int | None) -> RunCheckpoint | None:
-    """Delete the oldest checkpoint that can be spared; gives which. The newest good one can't be, the best one only after all others."""
+    """Delete the oldest checkpoint that can be spared, and return it. The newest good one is never deleted, the best
+    one only after all others."""
     good, _ = newest_good(folder)
     older = [one for one in saved(folder) if good is not None and one.step < good.step]
     spared = [one for one in older if one.step != best] or older
@@ -305,14 +310,14 @@ def make_room(folder: Path, best: int | None) -> RunCheckpoint | None:
 
 
 def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Leave the newest checkpoints and the best one."""
+    """Delete all but the newest checkpoints and the best one."""
     for one in saved(folder)[:-keep]:
         if one.step != best:
             shutil.rmtree(one.path, ignore_errors=True)
 
 
 def best_known(checkpoint: RunCheckpoint) -> int | None:
-    """The step of the best validation that a checkpoint knows of."""
+    """The step of the best validation recorded in a checkpoint."""
     try:
         course = checkpoint.outline()["parts"]["course"]
         return int(course["best"][1]) if course["best"] else None
@@ -321,8 +326,8 @@ def best_known(checkpoint: RunCheckpoint) -> int | None:
 
 
 def prune_best(folder: Path) -> None:
-    """Delete best weights that nothing goes back to: no checkpoint that is there knows of them. Those that are newer than all checkpoints
-    stay: the next one will know of them."""
+    """Delete best weights that no remaining checkpoint refers to. Those newer than all checkpoints stay, because the
+    next one will refer to them."""
     there, best = saved(folder), saved(folder, BEST)
     if len(best) > 1 and there:
         known = set(map(best_known, there))
@@ -332,7 +337,7 @@ def prune_best(folder: Path) -> None:
 
 
 def forget_best(folder: Path, step: int) -> None:
-    """Delete best weights of a life that is given up: the run goes on from this step."""
+    """Delete best weights found after this step: the run is resumed from here, so they are no longer its own."""
     for one in saved(folder, BEST):
         if one.step > step:
             shutil.rmtree(one.path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Weights of a run that keeps them on disk, read from its file when it has ended, without the run that wrote them."""
+"""Read the weights of a finished run that kept them on disk, without the run that wrote them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DTYPES = {str(one).removeprefix("torch."): one for one in vars(torch).values() i
 
 
 class Reader:
-    """Reads what a checkpoint stands on from a store's file, without the run that wrote it."""
+    """Reads a store's file by the layout that a checkpoint records."""
 
     def __init__(self, path: Path, regions: Mapping[str, Sequence[int]]) -> None:
         self.path, self.regions = path, regions
-        self.held = ("", bytearray())  # the region that was read last
+        self.held = ("", bytearray())  # the region read last
 
     def region(self, name: str) -> bytearray:
         if self.held[0] != name:
@@ -47,7 +47,7 @@ class Reader:
 
 
 class FileTensor:
-    """A weight in the file of a run that has ended; `entry` says where, as Streaming.state_dict wrote it."""
+    """A weight in the file of a finished run; `entry` says where, as written by Streaming.state_dict."""
 
     def __init__(self, reader: Reader, entry: Mapping[str, Any]) -> None:
         self.reader, self.parts = reader, entry["parts"]

@@ -1,9 +1,10 @@
-"""What can happen in a run, one frozen value a kind. `runs/events.py` writes and reads them, `runs/history.py` is what they come to.
+"""The events of a run, one frozen dataclass per kind. `runs/events.py` writes and reads them, `runs/history.py` folds
+them.
 
-A room brings kinds of its own (`RoomPlugin.events`).
+A room adds kinds of its own (`RoomPlugin.events`).
 
-In JSON an event is {"event": kind, "time": ..., its fields}. A field that a newer version added is ignored by an older reader; one that
-a kind needs and lacks makes the event unusable, and it is skipped and counted. A kind that a newer version added is kept as it was told.
+In JSON an event is {"event": kind, "time": ..., its fields}. Readers ignore fields that they do not know. An event
+without a required field is skipped and counted. An event of an unknown kind, from a newer version, is kept as it is.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from shoestring.core.staging import Work
 
 
 def left_out(default: Any) -> Any:
-    """A field that is not written while it has its default, because most runs have nothing to say there."""
+    """A field that is not written while it has its default, to keep the file small."""
     return field(default=default, metadata={"left out": True})
 
 
 @dataclass(frozen=True)
 class Event:
-    """The base of all kinds; nobody instantiates it."""
+    """The base class of all kinds."""
 
     kind: ClassVar[str]
-    time: float = field(default=0.0, kw_only=True)  # seconds since 1970; set when it is written
+    time: float = field(default=0.0, kw_only=True)  # seconds since 1970; set when the event is written
 
 
 @dataclass(frozen=True)
 class Planning(Event):
-    """The planner is at work."""
+    """The planner is working."""
 
     kind: ClassVar[str] = "planning"
     memory: int | None = None  # bytes of the budget
@@ -38,97 +39,97 @@ class Planning(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Begun(Event):
-    """Training begins, or goes on."""
+    """Training starts or resumes."""
 
     kind: ClassVar[str] = "begun"
-    pid: int = 0  # of the process that trains; of a group, of its first worker
-    steps: int  # that it is to take in all
-    step: int  # the one it goes on from; 0: a new run
-    how: str = ""  # where the data go on from
+    pid: int = 0  # the training process; in a group, the first worker
+    steps: int  # total number of steps planned
+    step: int  # the step it resumes from; 0: a new run
+    how: str = ""  # the position in the data that it resumes from
     world: int = left_out(1)  # workers
 
 
 @dataclass(frozen=True)
 class Stepped(Event):
-    """A step is done."""
+    """A step was done."""
 
     kind: ClassVar[str] = "step"
     step: int
     loss: float
     seconds: float
-    process: int  # bytes of the process now; of a group, of the largest
-    most: int  # bytes at most so far
-    moved: int | None = left_out(None)  # bytes to and from the disk in this step; None: it moves none
+    process: int  # bytes of the process now; in a group, of the largest worker
+    most: int  # the peak so far
+    moved: int | None = left_out(None)  # bytes to and from the disk in this step; None: none are moved
     sent: int | None = left_out(None)  # bytes sent to other workers; None: there are none
-    epoch: int = left_out(0)  # rounds of the data that are over
-    rate: float | None = left_out(
-        None
-    )  # learning rate of the step, of the first group of weights; None: there is no schedule
-    norm: float | None = left_out(None)  # global norm of the gradients before they were clipped; None: they are not
+    epoch: int = left_out(0)  # completed epochs
+    rate: float | None = left_out(None)  # learning rate of the first parameter group in this step; None: no schedule
+    norm: float | None = left_out(None)  # global norm of the gradients before clipping; None: no clipping
 
 
 @dataclass(frozen=True)
 class Measured(Event):
-    """What the tensors needed in the first two steps. Where workers do not wait for each other it comes at the end, of the largest."""
+    """Peak tensor memory of the first two steps. In asynchronous groups it comes at the end and is the largest
+    worker's."""
 
     kind: ClassVar[str] = "measured"
     peak_bytes: int
     flops: float = 0.0
     where: str = ""  # the moment of the peak
-    parts: Mapping[str, int] = field(default_factory=dict)  # what it is made of
-    process_bytes: int | None = left_out(None)  # of the largest worker, where they do not wait for each other
+    parts: Mapping[str, int] = field(default_factory=dict)  # bytes by what holds them
+    process_bytes: int | None = left_out(None)  # of the largest worker; asynchronous groups only
     sent_by_others_bytes: float | None = left_out(
         None
-    )  # there, that each worker but the first sends in a step of its own
+    )  # bytes that each worker but the first sends in one of its steps; asynchronous groups only
 
 
 @dataclass(frozen=True)
 class StageTimes(Event):
-    """Who did what when in a step, of workers that hold different layers."""
+    """The measured timeline of a step whose workers hold different layers."""
 
     kind: ClassVar[str] = "timeline"
     step: int
-    idle: float  # share of a step in which workers wait, the median
-    steps: int  # of so many steps
-    timeline: tuple[tuple[Work, ...], ...] = ()  # of every worker along the stages, of the first copy of the model
-    peaks: tuple[int, ...] = ()  # bytes that the tensors of every worker needed at most so far
-    machines: bool = left_out(False)  # they are on several, whose clocks are not one
+    idle: float  # median fraction of a step that workers wait
+    steps: int  # number of steps measured
+    timeline: tuple[tuple[Work, ...], ...] = ()  # one row per worker along the stages, of the first replica
+    peaks: tuple[int, ...] = ()  # peak tensor bytes of every worker so far
+    machines: bool = left_out(False)  # workers are on several machines, whose clocks differ
 
 
 @dataclass(frozen=True)
 class Validated(Event):
-    """The model was tried on held-out data."""
+    """The model was evaluated on held-out data."""
 
     kind: ClassVar[str] = "validated"
     step: int
-    epoch: int = 0  # rounds of the data that were over
+    epoch: int = 0  # completed epochs
     metrics: Mapping[str, float | None] = field(
         default_factory=dict
-    )  # by name, None: not a number; "loss" is the held-out one
+    )  # metrics by name; None: NaN or infinite; "loss" is the held-out loss
     seconds: float = 0.0
-    best: bool = False  # no validation before was as good, by the job's goal
+    best: bool = False  # better than all before, by the job's goal
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoomEvent(Event):
-    """The base of what a room tells of one step; told again after a resume, it stands in place of what was told before."""
+    """Base class of a room's events about one step. After a resume, a new event about the same step replaces the old
+    one."""
 
     step: int
 
     @classmethod
     def measured(cls, told: Sequence[Any], seconds: Sequence[float], step_seconds: float) -> Mapping[str, float]:
-        """The figures that such events come to, by name, with the seconds of all steps and of the median one."""
+        """The figures computed from such events, by name; given the seconds of all steps and of the median step."""
         return {}
 
 
 @dataclass(frozen=True)
 class Saved(Event):
-    """A checkpoint is whole."""
+    """A checkpoint is complete."""
 
     kind: ClassVar[str] = "saved"
     step: int
-    checkpoint: str = ""  # its folder's name
-    seconds: float = 0.0  # that training stood still
+    checkpoint: str = ""  # name of its folder
+    seconds: float = 0.0  # time that training was paused
     bytes: int = 0
     best: bool = False
 
@@ -141,7 +142,7 @@ class Warned(Event):
 
 @dataclass(frozen=True)
 class Adopted(Event):
-    """The run goes on although what was asked for changed."""
+    """The run continues although the request changed."""
 
     kind: ClassVar[str] = "adopted"
     differences: tuple[str, ...] = ()
@@ -149,14 +150,14 @@ class Adopted(Event):
 
 @dataclass(frozen=True)
 class Stopped(Event):
-    """It was asked to stop, and saved."""
+    """The run was asked to stop, and saved."""
 
     kind: ClassVar[str] = "stopped"
-    step: int = left_out(0)  # the last one; 0: it was not asked but killed
+    step: int = left_out(0)  # the last step; 0: it was killed instead
     text: str = ""
 
 
-DATA_ENDED = "data ended"  # why a run is over whose data ended before its steps; the same word as in course.py, which needs torch
+DATA_ENDED = "data ended"  # why a run ended whose data ran out before its steps; the same text as in progress.py, which needs torch
 
 
 @dataclass(frozen=True)
@@ -165,13 +166,13 @@ class Finished(Event):
 
     kind: ClassVar[str] = "finished"
     step: int = 0
-    ended: str = left_out("steps")  # why: "steps", "epochs", "data ended", "no better for 3 validations"
-    epoch: int = left_out(0)  # rounds of the data that were over
+    ended: str = left_out("steps")  # the reason: "steps", "epochs", "data ended", "no better for 3 validations"
+    epoch: int = left_out(0)  # completed epochs
 
 
 @dataclass(frozen=True)
 class Failed(Event):
-    """It can't go on, and says why; a run that was killed says nothing."""
+    """The run failed and says why; a killed run leaves no such event."""
 
     kind: ClassVar[str] = "failed"
     text: str = ""
@@ -179,7 +180,7 @@ class Failed(Event):
 
 @dataclass(frozen=True)
 class Died(Event):
-    """A worker of a group died or stands still."""
+    """A worker of a group died or hangs."""
 
     kind: ClassVar[str] = "died"
     rank: int = 0
@@ -190,11 +191,11 @@ class Died(Event):
 
 @dataclass(frozen=True)
 class Reformed(Event):
-    """The group goes on."""
+    """The group continues after workers were replaced."""
 
     kind: ClassVar[str] = "re-formed"
     world: int = 1
-    seconds: float = 0.0  # since the first of such deaths
+    seconds: float = 0.0  # since the first of these deaths
     step: int = 0
     text: str = ""
 
@@ -204,7 +205,7 @@ class Other(Event):
     """An event of a kind that this version does not know."""
 
     kind: ClassVar[str] = ""
-    told: Mapping[str, Any] = field(default_factory=dict)  # as it stands in the file
+    told: Mapping[str, Any] = field(default_factory=dict)  # the whole JSON object
 
 
 KINDS: dict[str, type[Event]] = {  # of all rooms

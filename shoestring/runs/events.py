@@ -1,9 +1,9 @@
-"""The events of a run on disk: one JSON object a line, only ever appended. What a run's page and report say comes from here.
+"""The event file of a run: one JSON object per line, append-only. Pages and reports are made from it.
 
     {"event":"step","time":1794907085.6,"step":8,"loss":2.25,"seconds":0.3,"process":320974848,"most":320974848,"crc":"4e11ed3a"}
 
-The kinds and their fields are in runs/event.py. A line ends with the CRC-32 of what is before it. A damaged line is skipped and counted;
-so is one that lacks what its kind needs, so that nobody who reads events has to ask whether it is there.
+Kinds and fields are defined in runs/event.py. Every line ends with the CRC-32 of what precedes it. Damaged lines, and
+lines that lack a required field, are skipped and counted, so readers of events need not check fields.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from shoestring.runs.event import KINDS, Event, Other, Stepped
 
 NAME = "events.jsonl"
 CRC = len(',"crc":"01234567"}')  # bytes at the end of a line
-PIECE = 1 << 24  # bytes that are read at once
-MOST = 1 << 63  # no figure is as large
+PIECE = 1 << 24  # bytes per read
+MOST = 1 << 63  # no figure is larger
 WHOLE, NUMBER = (int,), (int, float)
-# What the record of a step must have to be used: name, types, and what it means if it is missing (None: that it can't be used).
+# A step record's required fields: name, types, and the value assumed if it is missing (None: the record is unusable).
+# There may be a million steps of which only the numbers are needed, so they stay dicts until somebody wants events.
 NEEDED: tuple[tuple[str, tuple[type, ...], int | None], ...] = (
     ("step", WHOLE, None),
     ("loss", NUMBER, None),
@@ -48,17 +49,17 @@ StepRecord = dict[str, Any]
 
 
 class EventsRead(NamedTuple):
-    """What was read of a run's events."""
+    """The result of reading a run's events."""
 
     events: list[Event]
-    offset: int  # after the last whole line
-    damaged: int  # lines that were skipped
-    rest: int  # bytes of a line without an end: it is being written, or its writer died
+    offset: int  # position after the last complete line
+    damaged: int  # number of skipped lines
+    rest: int  # bytes of an incomplete last line: being written, or its writer died
     wrong: str = ""  # why the file can't be read at all
 
 
 class FoundRecords(NamedTuple):
-    """The same, with the records of steps."""
+    """The same, with step records as dicts."""
 
     events: list[Event | StepRecord]
     offset: int
@@ -67,11 +68,11 @@ class FoundRecords(NamedTuple):
     wrong: str = ""
 
 
-USUAL: dict[type[Event], dict[str, Any]] = {}  # what `usual_values` found
+USUAL: dict[type[Event], dict[str, Any]] = {}  # cache of `usual_values`
 
 
 def usual_values(kind: type[Event]) -> dict[str, Any]:
-    """Fields of a kind that are not written while they have these values."""
+    """A kind's fields that are not written while they have these default values."""
     if kind not in USUAL:
         USUAL[kind] = {one.name: one.default for one in fields(kind) if one.metadata.get("left out")}
     return USUAL[kind]
@@ -79,7 +80,7 @@ def usual_values(kind: type[Event]) -> dict[str, Any]:
 
 @cache
 def kinds_of_rooms() -> dict[str, type[Event]]:
-    """The kinds that rooms bring. The first of a name counts, and none is in place of one that all runs have."""
+    """The kinds added by rooms. The first with a name wins, and none replaces a common kind."""
     found: dict[str, type[Event]] = {}
     for room in installed_rooms():
         for kind in room.events():
@@ -105,7 +106,7 @@ def record_of(event: Event) -> dict[str, Any]:
 
 
 def event_of(record: dict[str, Any]) -> Event | None:
-    """The event that a record tells of; None if it lacks what its kind needs."""
+    """The event in a JSON record; None if it lacks a required field."""
     kind = KINDS.get(record["event"]) or kinds_of_rooms().get(record["event"])
     if kind is None:
         return Other(record, time=record["time"])
@@ -116,37 +117,37 @@ def event_of(record: dict[str, Any]) -> Event | None:
 
 
 def line_of(record: dict[str, Any]) -> bytes:
-    """A record as a line, without its end."""
+    """A record as a line, without the newline."""
     try:
         text = json.dumps(record, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # such as the loss of a step that nobody took part in
+    except ValueError:  # NaN or infinity, such as the loss of a step without samples
         text = json.dumps(finite_json(record), separators=(",", ":"))
     head = text.encode()[:-1]
     return head + b',"crc":"%08x"}' % crc32(head)
 
 
 def json_of(line: bytes) -> bytes:
-    """The JSON of a line; nothing if its CRC does not fit."""
+    """The JSON of a line; empty if its CRC does not match."""
     head = line[:-CRC]
     return head + b"}" if line[-CRC:] == b',"crc":"%08x"}' % crc32(head) else b""
 
 
 def events_of(lines: list[bytes]) -> list[Event | StepRecord]:
-    """The events of lines, without those that are damaged.
+    """The events in these lines; damaged ones are left out.
 
     >>> whole = line_of({"event": "warning", "time": 1.5, "text": "hot"})
     >>> events_of([whole, whole.replace(b"hot", b"hit"), b'{"event":"warning","time":1.5}'])
     [Warned(time=1.5, text='hot')]
     """
     found = [text for text in map(json_of, lines) if text]
-    together = parsed(b"[" + b",".join(found) + b"]")  # twice as fast as one by one
+    together = parse_json(b"[" + b",".join(found) + b"]")  # twice as fast as parsing them one by one
     records = (
-        together if isinstance(together, list) and len(together) == len(found) else [parsed(text) for text in found]
+        together if isinstance(together, list) and len(together) == len(found) else [parse_json(text) for text in found]
     )
     return [event for event in map(usable, records) if event is not None]
 
 
-def parsed(text: bytes) -> Any:
+def parse_json(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -154,17 +155,17 @@ def parsed(text: bytes) -> Any:
 
 
 def usable(record: Any) -> Event | StepRecord | None:
-    """The event that JSON tells of, or the record of a step; None if it lacks what those who read it rely on."""
+    """The event, or step record, in parsed JSON; None if a required field is missing or impossible."""
     if type(record) is not dict or type(record.get("time")) not in NUMBER or type(record.get("event")) is not str:
         return None
-    if not -MOST <= record["time"] < MOST:  # which NaN is not
+    if not -MOST <= record["time"] < MOST:  # also false for NaN
         return None
     if record["event"] == Stepped.kind:
         if "loss" in record and record["loss"] is None:
             record["loss"] = nan
         for name, kinds, default in NEEDED:
             value = record.get(name, default)
-            if value is None and name in record and kinds is NUMBER:  # what is no finite number is written as null
+            if value is None and name in record and kinds is NUMBER:  # NaN and infinity are written as null
                 value = record[name] = nan
             if type(value) not in kinds or (type(value) is int and not -MOST <= value < MOST):
                 return None
@@ -175,18 +176,18 @@ def usable(record: Any) -> Event | StepRecord | None:
 
 
 class Events:
-    """Appends to a run's events. A full disk loses events, never the run."""
+    """Appends to a run's event file. If the disk is full, events are lost but the run continues."""
 
     def __init__(self, folder: Path) -> None:
         self.file = regular(
             folder / NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-        )  # no link leads us elsewhere
-        self.closed = weakref.finalize(self, os.close, self.file)  # also if a failure keeps its owner from closing it
+        )  # no symbolic link is followed
+        self.closed = weakref.finalize(self, os.close, self.file)  # also closed if the owner fails before closing it
         size = os.fstat(self.file).st_size
-        self.torn = size > 0 and os.pread(self.file, 1, size - 1) != b"\n"  # somebody died in the middle of a line
+        self.torn = size > 0 and os.pread(self.file, 1, size - 1) != b"\n"  # a writer died in the middle of a line
 
     def add(self, event: Event) -> Event:
-        """Write an event; gives it with the time of now."""
+        """Write an event; returns it with the present time."""
         event = replace(event, time=time.time())
         line = b"\n" * self.torn + line_of(record_of(event)) + b"\n"
         try:
@@ -200,14 +201,14 @@ class Events:
 
 
 def note(folder: Path, event: Event) -> None:
-    """Append one event, from a process that has no more to say."""
+    """Append a single event, from a process that writes no others."""
     events = Events(folder)
     events.add(event)
     events.close()
 
 
 def read(folder: Path) -> EventsRead:
-    """All events of a run, up to the last whole line."""
+    """All events of a run, up to the last complete line."""
     found = read_records(folder)
     made = (event_of(one) if isinstance(one, dict) else one for one in found.events)
     return EventsRead(
@@ -216,12 +217,12 @@ def read(folder: Path) -> EventsRead:
 
 
 def read_records(folder: Path, offset: int = 0, most: int = -1) -> FoundRecords:
-    """The events from a position in the file on, up to the last whole line; at most about `most` bytes of them."""
+    """The events from a file position on, up to the last complete line, reading at most about `most` bytes."""
     try:
         with open(folder / NAME, "rb", opener=regular) as file:
             file.seek(offset)
             data = file.read(most)
-            if data and most > 0 and b"\n" not in data:  # a line that is longer
+            if data and most > 0 and b"\n" not in data:  # the line is longer than that
                 data += file.readline(PIECE)
     except FileNotFoundError:
         return FoundRecords([], offset, 0, 0)

@@ -1,4 +1,4 @@
-"""What a run leaves behind, in other people's formats."""
+"""Export a run's weights and figures in other formats: safetensors, Hugging Face, PEFT, CSV, JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import draft_file, write_whole
 from shoestring.core.job import Job
 from shoestring.core.run_state import StoredTensor
-from shoestring.runs.checkpoints import BEST, RunCheckpoint, believed, damage, newest_good, saved
+from shoestring.runs.checkpoints import BEST, RunCheckpoint, damage, newest_good, reading_untrusted, saved
 from shoestring.runs.folder import Folder, holder
 from shoestring.runs.history import History, best_of
 from shoestring.runs.low_rank import merge_updates
@@ -40,7 +40,7 @@ TOKENIZER = (
 
 
 def checkpoint_of(folder: Folder, step: int | None) -> RunCheckpoint:
-    """The checkpoint of a step, or the newest good one."""
+    """The checkpoint of a step, or by default the newest good one."""
     there = saved(folder.checkpoints)
     steps = ", ".join(str(one.step) for one in there) or "none"
     if step is None:
@@ -57,7 +57,7 @@ def checkpoint_of(folder: Folder, step: int | None) -> RunCheckpoint:
 
 
 def best_weights(folder: Folder) -> RunCheckpoint:
-    """The weights that were best in validation."""
+    """The checkpoint with the weights that were best in validation."""
     there, found = saved(folder.checkpoints, BEST), best_of(History().read(folder.path).validated)
     newest = "without --best, the newest weights are exported"
     if found is None and not there:
@@ -79,7 +79,7 @@ def best_weights(folder: Folder) -> RunCheckpoint:
 
 
 def newer_weights(folder: Folder, checkpoint: RunCheckpoint) -> str:
-    """What is to be said of a checkpoint that does not have the last weights of its run; empty if it does."""
+    """A remark if a checkpoint does not have the run's last weights; empty if it has."""
     _, damaged = newest_good(folder.checkpoints)
     if damaged:
         newest, reason = damaged[0]
@@ -135,14 +135,14 @@ def named_weights(checkpoint: RunCheckpoint, trained: bool = False) -> dict[str,
 
 
 def low_rank(checkpoint: RunCheckpoint) -> dict[str, Any] | None:
-    """What LowRank trained beside the weights; None of a run without it."""
-    with believed(checkpoint):
+    """The state of LowRank; None if the run did not use it."""
+    with reading_untrusted(checkpoint):
         return checkpoint.state()["parts"]["low rank"] if "low rank" in checkpoint.outline()["parts"] else None
 
 
 def not_in_file(checkpoint: RunCheckpoint) -> str:
-    """What is to be said of a state that has more than dense tensors; empty if it has not."""
-    with believed(checkpoint):
+    """A remark about tensors that are not dense weights; empty if there are none."""
+    with reading_untrusted(checkpoint):
         other = [str(name) for name in checkpoint.outline().get("model", ())]
     return (
         (
@@ -155,15 +155,15 @@ def not_in_file(checkpoint: RunCheckpoint) -> str:
 
 
 def model_of(factory: Callable[[], nn.Module]) -> Any:
-    """The job's model without its values, if it can be made so, else as it is made. Factories that call `from_pretrained` refuse torch's
-    meta device; on fake tensors they work."""
+    """The job's model without values if possible, else with them. Factories that call `from_pretrained` refuse torch's
+    meta device but work on fake tensors."""
     from shoestring.core import random_state
     from shoestring.measure.fake import Stage
 
     with random_state.kept():
         try:
             return Stage().model(factory)
-        except Exception:  # code that looks at values, or that torch can't fake
+        except Exception:  # code that reads values, or operations without fake versions
             return factory()
 
 
@@ -178,8 +178,8 @@ def export_hugging_face(asked: WeightsExport) -> Exported:
     dtypes = [one.dtype for one in weights.values() if one.dtype.is_floating_point]
     model.config.dtype = (
         dtypes[0] if dtypes else model.config.dtype
-    )  # as they are in the file: from_pretrained makes the model of it
-    with believed(checkpoint), draft_file(target, folder=True) as draft:
+    )  # with the file's dtypes: from_pretrained makes the model from them
+    with reading_untrusted(checkpoint), draft_file(target, folder=True) as draft:
         model.config.save_pretrained(draft)
         if getattr(model, "generation_config", None) is not None:
             model.generation_config.save_pretrained(draft)
@@ -190,7 +190,7 @@ def export_hugging_face(asked: WeightsExport) -> Exported:
 
 
 def check_is_hugging_face(model: Any) -> None:
-    """Refuse a model that `from_pretrained` could not make again."""
+    """Refuse a model that `from_pretrained` could not rebuild."""
 
     def own(one: Any) -> bool:
         return hasattr(one, "config") and hasattr(one, "save_pretrained") and hasattr(one.config, "save_pretrained")
@@ -212,14 +212,15 @@ def check_is_hugging_face(model: Any) -> None:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """The files of a tokenizer in the folder that a model was made from; none if it has none."""
+    """A tokenizer's files in the folder that the model was loaded from; none if there are none."""
     if not (folder / "config.json").is_file() or not (folder / "tokenizer_config.json").is_file():
         return []
     return [path for name in TOKENIZER for path in sorted(folder.glob(name)) if path.is_file()]
 
 
 def export_steps(folder: Folder, kind: str, target: Path) -> tuple[Path, list[str]]:
-    """The course of training as CSV, or the whole report as JSON; gives also what of the run is damaged and so left out."""
+    """Export the steps as CSV, or the whole report as JSON; also returns what of the run is damaged and therefore
+    missing."""
     new(target)
     history = History().read(folder.path)
     report, steps = report_of(folder.path, history), history.steps
@@ -229,7 +230,7 @@ def export_steps(folder: Folder, kind: str, target: Path) -> tuple[Path, list[st
     with draft_file(target) as draft, open(draft, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         names = list(dict.fromkeys(name for one in history.validated for name in one.metrics))
-        found = {one.step: one.metrics for one in history.validated}  # steps that were not validated have nothing there
+        found = {one.step: one.metrics for one in history.validated}  # steps without validation have empty columns
         rows.writerow(["step", "loss", "seconds", "process_bytes", *(f"validation {name}" for name in names)])
         for number, loss, seconds, size in zip(steps.number, steps.loss, steps.seconds, steps.process, strict=True):
             metrics = found.get(number, {})

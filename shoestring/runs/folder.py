@@ -1,22 +1,22 @@
 """The folder of a run: everything about it in one place, and one process at a time.
 
-    run.json        what was asked: the job's source, its flags, budget, techniques, and the environment
-    job.py          the job file as it was
+    run.json        the request: the job's source, its flags, budget, techniques, and the environment
+    job.py          a copy of the job file
     plan.json       the plan, with the planner's outcome
-    events.jsonl    what happened
-    checkpoints/    where it can go on from
+    events.jsonl    the events so far, one per line
+    checkpoints/    states that it can be resumed from
     report.json, report.html    predicted beside measured
     lock            held while a process trains here
 
-The JSON files are sealed (core/seal): one that was changed since is refused with what to do about it.
+The JSON files are sealed (core/seal): a file that was changed is refused, with advice.
 
 Contract: What the folder holds is checked when it is read (decisions/013): a damaged request or plan is never trained
 from, a damaged event is skipped and counted, and the report tells of both instead of failing
 (tests/runs/test_damage.py). Only regular files are opened, and none under a lock that others need
 (tests/runs/test_unreadable.py).
 
-A lock counts only on a file that still has its name: whoever begins a run anew moves the folder away with its lock
-(tests/runs/test_folder.py). A run is finished when its last weights are saved (tests/runs/test_saver.py).
+A lock counts only while the locked file still has its name: starting a run afresh moves the folder away together with
+its lock (tests/runs/test_folder.py). A run is finished when its last weights are saved (tests/runs/test_saver.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from shoestring.core.regular import read_regular, regular
 from shoestring.core.seal import Damaged, sealed, unsealed
 from shoestring.runs.request import Request
 
-# What to do about a file that can't be read.
+# Advice about a file that can't be read
 CURES = {
     "plan.json": "--adopt plans anew and goes on from the last checkpoint, --fresh begins anew",
     "plan-next.json": "leave --replan out to go on with the plan it had",
@@ -48,20 +48,20 @@ CURES = {
 
 
 class Unusable(Mistake):
-    """A file of a run is there and can't be believed."""
+    """A file of a run exists and can't be trusted."""
 
 
 @dataclass(frozen=True)
 class Folder:
     path: Path
-    place: str = "--run"  # the flag that names it, for messages
+    place: str = "--run"  # the flag that named the folder, for messages
 
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
     def read(self, name: str) -> dict[str, Any]:
-        """A JSON file of the run; empty where there is none. What is damaged is refused."""
+        """The content of a JSON file of the run; empty if it does not exist. Damaged files are refused."""
         try:
             found, _ = unsealed(read_regular(self.path / name))
         except FileNotFoundError:
@@ -75,7 +75,7 @@ class Folder:
         return Unusable(f"{self.path / name} is damaged ({error}): {cure}")
 
     def request(self) -> Request | None:
-        """What was asked for; None where no run was begun yet. What is damaged is refused."""
+        """The run's request; None if no run was started yet. A damaged one is refused."""
         found = self.read("run.json")
         try:
             return from_json(Request, found) if found else None
@@ -93,14 +93,15 @@ class Folder:
         write_whole(self.path / "job.py", source)
 
     def set_aside(self) -> Path:
-        """Move what is here out of the way, for a fresh beginning; nothing is deleted. The lock goes with it: take the new one."""
+        """Rename the folder to make room for a fresh start; nothing is deleted. Its lock moves with it, so take a new
+        one."""
         first = self.path.with_name(f"{self.path.name}-before-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
         numbered = (first.with_name(f"{first.name}-{number}") for number in count(2))
         return self.path.rename(next(aside for aside in chain([first], numbered) if not aside.exists()))
 
 
 class Lock:
-    """One process at a time in a folder. The kernel frees it when its holder dies, however that happens."""
+    """Allows one process at a time in a folder. The kernel releases it when the holder dies, however that happens."""
 
     def __init__(self, folder: Path, place: str = "--run") -> None:
         self.file, ours = lock_of(folder)
@@ -113,7 +114,7 @@ class Lock:
         self.name()
 
     def name(self, pid: int | None = None) -> None:
-        """Say who holds it: this process, or the worker that was given it."""
+        """Record the holder's process id: this process, or the worker that took over."""
         os.ftruncate(self.file, 0)
         os.pwrite(self.file, str(pid or os.getpid()).encode(), 0)
 
@@ -122,7 +123,8 @@ class Lock:
 
 
 def lock_of(folder: Path) -> tuple[int, bool]:
-    """The lock of the folder that has this name, and whether it is ours now. Somebody may move the folder away to begin anew."""
+    """The lock file that has this name now, and whether we hold it. Another process may move the folder away to start
+    afresh."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
@@ -130,7 +132,7 @@ def lock_of(folder: Path) -> tuple[int, bool]:
 
 
 def holder(folder: Path) -> int | None:
-    """The process that trains in a folder now, if one does."""
+    """The id of the process that is training in a folder now, if there is one."""
     try:
         file = regular(folder / "lock", os.O_RDONLY)
     except OSError:
@@ -148,9 +150,9 @@ def holder(folder: Path) -> int | None:
 
 
 def has_digest(path: Path, digest: str) -> bool:
-    """Whether a file is there and has this SHA-256, perhaps with line ends as a copy made by an earlier version has them."""
+    """Whether a file exists and has this SHA-256, allowing for the line ends that an earlier version's copies have."""
     try:
         data = read_regular(path)
-    except (OSError, ValueError):  # ValueError: no such path can be
+    except (OSError, ValueError):  # ValueError: an impossible path
         return False
     return digest in (hashlib.sha256(one).hexdigest() for one in (data, data.replace(b"\n", b"\r\n")))

@@ -1,17 +1,18 @@
-"""The history of a run: what its events come to, kept while they are read on, and the figures that were measured.
+"""The history of a run: its events folded into columns and measured figures, incrementally as they are read.
 
-A page of a long run is drawn again without reading it all again. Of a step only its figures are kept, in columns: a million of them take
-80 MB, as dicts they take more than a GB.
+A page of a long run can be redrawn without reading all events again. Only the numbers of a step are kept, in columns: a
+million steps take 80 MB; as dicts they would take more than a GB.
 
-    process_bytes    the largest that a process was, of any worker, in any step
-    step_seconds     the median step, without the first two of every life, which make what later ones find, as far as there are others
-    traffic_bytes    to and from the disk: the median of the same steps (the first step of a run has no moments to read)
-    sent_bytes       to other workers: the mean of all steps, because workers that meet every few steps send nothing in between
-    sent_by_others_bytes    where workers do not wait for each other: the same of the others, by their own steps
+    process_bytes    the largest process of any worker in any step
+    step_seconds     the median step; the first two of every life are left out if there are others, because they warm up
+    traffic_bytes    to and from the disk: the median of the same steps (a run's first step has no moments to read)
+    sent_bytes       to other workers: the mean of all steps, because workers that synchronise every few steps send nothing in between
+    sent_by_others_bytes    in asynchronous groups: the same for the other workers, per step of their own
     validation_seconds      the median validation
-    peak_bytes, ...  of the life with the highest tensor peak, as its `Measured` event tells
+    peak_bytes, ...  of the life with the highest tensor peak, from its `Measured` event
 
-A life is from one `Begun` to the next. Only steps count that were not done again, and only those since another plan was adopted.
+A life lasts from one `Begun` event to the next. A step that was done again after a resume counts once, and only steps
+since the last change of plan count.
 """
 
 from __future__ import annotations
@@ -42,22 +43,22 @@ from shoestring.runs.event import (
 from shoestring.runs.events import PIECE, StepRecord, read_records, record_of
 
 E = TypeVar("E", bound=RoomEvent)
-BEST = "best"  # how the names of checkpoints begin that have the best weights alone
-DOING = (Planning, Begun, Stopped, Finished, Failed)  # kinds that say what a run is doing
-MISSING = -1  # in place of bytes that a step does not tell of
-YOUNG = 2  # steps of a life that are unlike those after them
+BEST = "best"  # prefix of the names of checkpoints that hold only the best weights
+DOING = (Planning, Begun, Stopped, Finished, Failed)  # events that say what the run is doing
+MISSING = -1  # stands for bytes that a step does not record
+YOUNG = 2  # first steps of a life, which are slower than the rest
 
 
 class Steps:
-    """The steps that count, in order: what was done again after a resume stands in place of what was lost."""
+    """The steps that count, in order. A step that is done again after a resume replaces the lost one."""
 
     def __init__(self) -> None:
         self.number, self.process, self.most, self.moved, self.sent, self.epoch = (array("q") for _ in range(6))
         self.time, self.loss, self.seconds, self.rate, self.norm = (
             array("d") for _ in range(5)
-        )  # not a number where it is not told
-        self.age = array("q")  # its number in its life, from 1
-        self.plan = array("q")  # adoptions of another plan before it
+        )  # NaN where it is not recorded
+        self.age = array("q")  # number of the step in its life, from 1
+        self.plan = array("q")  # number of plan changes before it
 
     @property
     def columns(self) -> tuple[Any, ...]:
@@ -82,7 +83,7 @@ class Steps:
 
     def add(self, step: StepRecord, age: int, plan: int) -> None:
         number = step["step"]
-        if self.number and number <= self.number[-1]:  # done again, and the event that it went back is lost
+        if self.number and number <= self.number[-1]:  # done again, and the event of the resume is lost
             place = bisect_left(self.number, number)
             end, again = place + (self.number[place] == number), Steps()
             again.add(step, age, plan)
@@ -104,34 +105,34 @@ class Steps:
         self.plan.append(plan)
 
     def back_to(self, step: int) -> None:
-        """Forget what comes after a step."""
+        """Forget all steps after this one."""
         place = bisect_right(self.number, step)
         for column in self.columns:
             del column[place:]
 
 
 class History:
-    """What happened so far; `read` goes on from where reading ended."""
+    """A run's history so far; `read` continues where it ended."""
 
     def __init__(self) -> None:
-        self.offset = 0  # in the file
-        self.damaged = self.rest = 0  # lines that were skipped; bytes after the last whole line
-        self.wrong = ""  # why it can't be read on
+        self.offset = 0  # position in the file
+        self.damaged = self.rest = 0  # skipped lines; bytes after the last complete line
+        self.wrong = ""  # why reading can't continue
         self.steps = Steps()
-        self.others: list[Event] = []  # all that are not steps or measurements
+        self.others: list[Event] = []  # all but steps and measurements
         self.saved: list[Saved] = []
         self.validated: list[Validated] = []  # of the steps that count
-        self.told: dict[type[RoomEvent], list[RoomEvent]] = {}  # by rooms, of the steps that count
-        self.measured: list[tuple[int, Measured]] = []  # with the adoptions before it
-        self.timed: StageTimes | None = None  # who did what when, as it was told last
-        self.doing: Event = Planning()  # what it was doing last
-        self.wanted = 0  # steps in all
-        self.begun: float | None = None  # when the first event was, and the last
+        self.told: dict[type[RoomEvent], list[RoomEvent]] = {}  # by rooms, about the steps that count
+        self.measured: list[tuple[int, Measured]] = []  # with the number of plan changes before it
+        self.timed: StageTimes | None = None  # the last timeline
+        self.doing: Event = Planning()  # the last event that says what the run is doing
+        self.wanted = 0  # total number of steps planned
+        self.begun: float | None = None  # time of the first event, and of the last
         self.last: float | None = None
-        self.age = self.plan = 0  # steps in this life; adoptions so far
+        self.age = self.plan = 0  # steps in this life; plan changes so far
 
     def read(self, folder: Path) -> History:
-        """Take in what is new in the file."""
+        """Read the new events in the file."""
         while True:
             found = read_records(folder, self.offset, PIECE)
             for event in found.events:
@@ -142,7 +143,7 @@ class History:
                 return self
 
     def add(self, event: Event | StepRecord) -> None:
-        if isinstance(event, dict):  # first: nearly all events are steps
+        if isinstance(event, dict):  # tested first, because nearly all events are steps
             self.add_step(event)
         elif isinstance(event, Stepped):
             self.add_step(record_of(event))
@@ -168,7 +169,7 @@ class History:
             return
         if isinstance(event, RoomEvent):
             same = self.told.setdefault(type(event), [])
-            while same and same[-1].step >= event.step:  # done again, and the event that it went back is lost
+            while same and same[-1].step >= event.step:  # done again, and the event of the resume is lost
                 same.pop()
             same.append(event)
             return
@@ -184,13 +185,13 @@ class History:
         elif isinstance(event, Adopted):
             self.plan, self.age, self.timed = self.plan + 1, 0, None
         elif isinstance(event, Saved):
-            if not event.checkpoint.startswith(f"{BEST}-"):  # those can't be gone on from
+            if not event.checkpoint.startswith(f"{BEST}-"):  # a run can't be resumed from those
                 self.saved.append(event)
         elif isinstance(event, Validated):
             self.validated = [one for one in self.validated if one.step < event.step] + [event]
 
     def of_kind(self, kind: type[E]) -> list[E]:
-        """What a room told of the steps that count, by one kind of its events."""
+        """A room's events of one kind about the steps that count."""
         return [one for one in self.told.get(kind, ()) if isinstance(one, kind)]
 
 
@@ -200,19 +201,19 @@ def metrics_of(validated: Iterable[Validated]) -> list[dict[str, Any]]:
 
 
 def best_of(validated: Iterable[Validated]) -> Validated | None:
-    """The one that was best by the job's goal when it was made."""
+    """The validation that was the best by the job's goal when it was made."""
     return max((one for one in validated if one.best), key=lambda one: one.step, default=None)
 
 
 def measured(history: History) -> dict[str, float]:
-    """The figures of the steps that count, by name; nothing if there are none."""
+    """The measured figures of the steps that count, by name; empty if there are none."""
     steps = history.steps
     if not steps:
         return {}
     lives = lives_of(history)
     since = newest_plan(history)
     ours = [place for place, plan in enumerate(steps.plan) if plan >= since] if since else range(len(steps))
-    calm = settled(history, ours)
+    calm = steady_steps(history, ours)
     figures: dict[str, float] = {}
     if (largest := largest_life(history)) is not None:
         figures |= {"peak_bytes": largest.peak_bytes, "flops": largest.flops}
@@ -235,7 +236,7 @@ def measured(history: History) -> dict[str, float]:
 
 
 def largest_life(history: History) -> Measured | None:
-    """What was measured in the life with the highest tensor peak."""
+    """The measurement of the life with the highest tensor peak."""
     return max(lives_of(history), key=lambda event: event.peak_bytes, default=None)
 
 
@@ -244,21 +245,23 @@ def lives_of(history: History) -> list[Measured]:
 
 
 def newest_plan(history: History) -> int:
-    """What was before this adoption was another plan; 0 until the newest one has a step."""
+    """Number of plan changes that separate the present plan's steps from earlier ones; 0 until the newest plan has a
+    step."""
     steps = history.steps
     return history.plan if steps and steps.plan[-1] == history.plan else 0
 
 
-def settled(history: History, ours: Sequence[int]) -> list[int]:
-    """The steps without the first ones of every life, as far as there are others."""
+def steady_steps(history: History, ours: Sequence[int]) -> list[int]:
+    """The steps without the first ones of every life, if there are others."""
     found = ([place for place in ours if history.steps.age[place] > young] for young in range(YOUNG, -1, -1))
     return next(filter(None, found))
 
 
 def measured_by(workers: Sequence[Mapping[str, Any]]) -> Measured:
-    """What workers that do not wait for each other measured, from what each found of its own life: the largest counts.
+    """What asynchronous workers measured, combined from each worker's own life: the largest value counts.
 
-    Each gave what its tensors were at most (peak_bytes, where, parts, flops), process_bytes, its own steps and the bytes it sent in them.
+    Each worker reports peak_bytes with where, parts and flops, process_bytes, its number of steps, and the bytes it
+    sent in them.
     """
     largest = max(workers, key=lambda one: int(one["peak_bytes"]))
     others = [one for one in workers[1:] if one["steps"]]

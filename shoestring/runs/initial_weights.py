@@ -1,7 +1,9 @@
-"""The values of a job's model: those it was made with, those of a file, or, made on the meta device, those of its own initialisers.
+"""Initial values of a job's model: as constructed, from files, or, for models on the meta device, from its own
+initialisers.
 
-A model on the meta device has shapes and no values, so it is made at once whatever its size. Its modules are then given memory and
-initialised one by one, in the order of the module tree, which is the order in which a normal construction draws its random numbers.
+A model on the meta device has shapes but no values, so it is constructed at once whatever its size. Then its modules
+get memory and are initialised one by one in the order of the module tree, which is the order in which a normal
+construction draws its random numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from shoestring.core.private import own_buffers, own_parameters, transformers_in
 from shoestring.core.seams import calls_user
 from shoestring.core.weights import Weights, as_weights, patterns
 from shoestring.runs.tensors import TensorFile
-from shoestring.runs.weight_files import opened
+from shoestring.runs.weight_files import open_tensors
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,13 @@ class WeightSource:
 
     weights: Weights
     taken: Mapping[str, tuple[TensorFile, str]]  # name in the model -> the file, and the name there
-    new: tuple[str, ...]  # names in the model that stay as they were made
+    new: tuple[str, ...]  # names in the model that keep their constructed values
     left: tuple[str, ...]  # names in the files that the model does not have
     stored: tuple[str, ...]  # all names in the files
 
     @property
     def note(self) -> str:
-        """What of the files was taken and what not; empty if all was taken under its own name."""
+        """Which weights were taken from the files and which not; empty if all were, under their own names."""
         given = self.weights
         if not (self.new or self.left or given.remove_prefix or given.add_prefix):
             return ""
@@ -70,16 +72,16 @@ def valued(model: nn.Module, job: Job) -> nn.Module:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers of a model by all their names."""
+    """A model's parameters and buffers under all their names."""
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
 
 
 def source(model: nn.Module, job: Job) -> WeightSource | None:
-    """Where the job's weights come from; None if the model is made with them. Only headers of files are read."""
+    """The source of the job's weights; None if the model is constructed with them. Only file headers are read."""
     given = as_weights(job.weights)
     if given is None:
         return None
-    files = opened(given.files)
+    files = open_tensors(given.files)
     own, names = tensors_of(model), list(model.state_dict())
     places: dict[str, tuple[TensorFile, str]] = {}
     for name, file in files.items():
@@ -89,7 +91,7 @@ def source(model: nn.Module, job: Job) -> WeightSource | None:
             )
         places[place] = file, name
     taken = {name: places[name] for name in own if name in places and not given.is_new(name)}
-    ties: dict[int, list[str]] = {}  # the names of each weight: a tied one is there under any of them
+    ties: dict[int, list[str]] = {}  # all names of each weight: a tied one may be in the file under any of them
     for name in names:
         ties.setdefault(id(own[name]) if name in own else id(name), []).append(name)
     missing = [one[0] for one in ties.values() if not any(name in taken or given.is_new(name) for name in one)]
@@ -123,7 +125,7 @@ def check_shapes(given: Weights, own: Mapping[str, Tensor], taken: Mapping[str, 
 
 
 def incomplete(given: Weights, missing: list[str], ties: list[list[str]], stored: list[str]) -> str:
-    """What to say where the model has weights that the files do not have: which, and what to write instead."""
+    """The message for a model with weights that the files lack: which ones, and what to write instead."""
     where, names = ", ".join(given.files), [name for one in ties for name in one]
     better = min(
         (with_prefix(given, missing[0], name) for name in stored),
@@ -143,7 +145,7 @@ def incomplete(given: Weights, missing: list[str], ties: list[list[str]], stored
 
 
 def with_prefix(given: Weights, wanted: str, name: str) -> Weights:
-    """The weights as they would have to be written for a name of a file to be a name of the model."""
+    """The `Weights` that would map a name in the file to the model's name."""
     if name.endswith(f".{wanted}"):
         return replace(given, remove_prefix=name.removesuffix(wanted), add_prefix="")
     return (
@@ -152,7 +154,7 @@ def with_prefix(given: Weights, wanted: str, name: str) -> Weights:
 
 
 def absent(given: Weights, ties: list[list[str]], stored: list[str]) -> list[str]:
-    """Those of the model's weights that it leaves without a value."""
+    """The model's weights that get no value from these files."""
     there = {given.renamed(name) for name in stored}
     return [one[0] for one in ties if not any(name in there or given.is_new(name) for name in one)]
 
@@ -166,7 +168,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def load(model: nn.Module, found: WeightSource) -> None:
-    """Give the model the weights, one at a time."""
+    """Load the weights into the model, one at a time."""
     own = tensors_of(model)
     for name, (file, there) in found.taken.items():
         read = file[there].to(own[name].dtype)
@@ -174,14 +176,14 @@ def load(model: nn.Module, found: WeightSource) -> None:
         if not value.is_meta:
             value.data.copy_(read)
         elif isinstance(value, nn.Parameter):
-            replaced(model, value, nn.Parameter(read.clone(), value.requires_grad))
+            replace_parameter(model, value, nn.Parameter(read.clone(), value.requires_grad))
         else:
             module, _, last = name.rpartition(".")
             own_buffers(model.get_submodule(module))[last] = read.clone()
 
 
-def replaced(model: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
-    """Put a parameter into every place of another."""
+def replace_parameter(model: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
+    """Replace a parameter everywhere in the model."""
     for module in model.modules():
         for name, value in own_parameters(module).items():
             if value is old:
@@ -190,7 +192,7 @@ def replaced(model: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
 
 @calls_user("model")
 def initialise(model: nn.Module, module: nn.Module) -> None:
-    """Give memory and values to what a module has on the meta device."""
+    """Give memory and values to a module's tensors on the meta device."""
     own: Any = getattr(module, "reset_parameters", None)
     theirs = transformers_initialiser(model)
     if own is None and theirs is None:
@@ -208,7 +210,7 @@ def initialise(model: nn.Module, module: nn.Module) -> None:
 
 @calls_user("model")
 def fresh_model(job: Job) -> nn.Module:
-    """The job's model as plain training would begin with it, and the random state for its first step."""
+    """The job's model as plain training starts with it, and the random state for its first step."""
     random_state.seed(job.seed)
     try:
         made = job.model()

@@ -1,4 +1,4 @@
-"""Low-rank updates of weights in a checkpoint, and how they become a part of the weights: W + scale B A."""
+"""Merge low-rank updates in a checkpoint into the weights: W + scale B A."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def with_update(weight: Tensor, a: Tensor, b: Tensor, scale: float, transposed: 
 
 
 def merge_updates(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights by name with their updates; `state` is what `Adapters.state_dict` gave."""
+    """Weights by name with their low-rank updates; `state` comes from `Adapters.state_dict`."""
     scale = state["alpha"] / state["rank"]
     found = dict(weights)
     for name, transposed in state["transposed"].items():
@@ -28,7 +28,7 @@ def merge_updates(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[
 
 
 class WithUpdate:
-    """A weight with its update, computed when it is asked for."""
+    """A weight with its low-rank update, computed when read."""
 
     def __init__(self, weight: Tensor | StoredTensor, a: Tensor, b: Tensor, scale: float, transposed: bool) -> None:
         self.weight, self.a, self.b, self.scale, self.transposed = weight, a, b, scale, transposed

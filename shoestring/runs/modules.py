@@ -1,12 +1,13 @@
-"""The local modules that a run is made of: their digests in its folder, so that a run never goes on with another model unnoticed.
+"""The local modules that a run uses: their digests are stored in its folder, so that a run is never resumed with
+changed code unnoticed.
 
-Local is a module that this process has imported and that is no library: from the job's own folder, another one on `sys.path`, or an
-editable install. They are found after the import, in `sys.modules` and among the globals of those found, so packages, relative imports
-and modules that were loaded by name or path are among them. One that a function imports is noted when that has run: after the model
-is made, and after the step that needs it.
+A module is local if this process has imported it and it belongs to no library: it is in the job's folder, in another
+folder on `sys.path`, or an editable install. They are searched after the import, in `sys.modules` and among the globals
+of modules found, which covers packages, relative imports, and modules loaded by name or path. A module that a function
+imports is noted after the function ran: after the model is made, and after the step that needs it.
 
-modules.json has {"modules": {"layers/attention.py": SHA-256}}. The names are those under which Python finds the files (`sys.path`), so that
-a run can be moved; a name that leads elsewhere is not looked for. What the file names is hashed and never imported.
+modules.json has {"modules": {"layers/attention.py": SHA-256}}. File names are relative to their entry of `sys.path`, so
+that a run can be moved; names that lead elsewhere are ignored. Files named there are hashed, never imported.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from shoestring.planning.answers import loaded_modules, own_file
 from shoestring.runs.folder import Folder
 
 NAME = "modules.json"
-LARGEST = 64 << 20  # bytes of a module; a file with more is none of ours
-# Names of modules that are known otherwise: the job file by its own digest, a script by what can be seen of its job
+LARGEST = 64 << 20  # bytes; a larger file is no module of ours
+# Modules covered otherwise: the job file by its own digest, a script by the properties of its job
 KNOWN = ("__main__", "__mp_main__", "shoestring_script")
 JOB_FILE = "shoestring_job_"
 
-Modules = Mapping[str, str]  # name of the file -> SHA-256
+Modules = Mapping[str, str]  # file name -> SHA-256
 
 
 def imported_modules(among: Collection[str] | None = None) -> dict[str, str]:
-    """The local modules that this process has imported by now, or those `among` these names."""
+    """The local modules that this process has imported by now, restricted to `among` if given."""
     found = {}
     for name, module in loaded_modules().items():
         wanted = (among is None or name in among) and name not in KNOWN and not name.startswith(JOB_FILE)
@@ -43,7 +44,7 @@ def imported_modules(among: Collection[str] | None = None) -> dict[str, str]:
 
 
 def file_name(module: str, file: str) -> str:
-    """The file of a module as seen from the entry of `sys.path` that it was found by.
+    """The file of a module, relative to the entry of `sys.path` that it was found in.
 
     >>> file_name("layers.attention", "/home/me/layers/attention.py"), file_name("layers", "/home/me/layers/__init__.py")
     ('layers/attention.py', 'layers/__init__.py')
@@ -58,7 +59,7 @@ def file_name(module: str, file: str) -> str:
 
 
 def digest_of(file: str | Path) -> str:
-    """SHA-256 of a file; empty where there is none that could be a module."""
+    """SHA-256 of a file; empty if it can't be a module."""
     try:
         return hashlib.sha256(read_regular(file)).hexdigest() if os.path.getsize(file) <= LARGEST else ""
     except (OSError, ValueError):
@@ -66,7 +67,8 @@ def digest_of(file: str | Path) -> str:
 
 
 def modules_on_path(names: Iterable[str], folder: str | Path) -> dict[str, str]:
-    """Those of these files that Python would find now for a job in a folder, with their digests. Nothing is imported."""
+    """Those of these files that Python would find now for a job in this folder, with their digests. Nothing is
+    imported."""
     found: dict[str, str] = {}
     for name in names:
         inside = PurePosixPath(name)
@@ -78,22 +80,22 @@ def modules_on_path(names: Iterable[str], folder: str | Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ModuleChanges:
-    """How the local modules of a run differ from those that it was begun with."""
+    """Differences between a run's local modules now and when it was started."""
 
-    changed: tuple[str, ...] = ()  # other content
-    new: tuple[str, ...] = ()  # imported now, and not then
-    gone: tuple[str, ...] = ()  # imported then, and not to be found now
+    changed: tuple[str, ...] = ()  # content changed
+    new: tuple[str, ...] = ()  # imported now but not then
+    gone: tuple[str, ...] = ()  # imported then but not found now
 
     @property
     def remarks(self) -> list[str]:
-        """What may or may not matter, as sentences."""
+        """Remarks about changes that may or may not matter."""
         return [f"the job imports {', '.join(self.new)} now, which it did not when the run was begun"] * bool(
             self.new
         ) + [f"{', '.join(self.gone)}, which the run was begun with, can't be found now"] * bool(self.gone)
 
 
 def changes(before: Modules, now: Modules, folder: str | Path) -> ModuleChanges:
-    """What is imported now, or would be, against what was."""
+    """Compare the modules imported now (or to be imported) with the recorded ones."""
     there = modules_on_path(set(before) - set(now), folder) | dict(now)
     return ModuleChanges(
         tuple(name for name, digest in sorted(before.items()) if there.get(name, digest) != digest),
@@ -107,7 +109,7 @@ def changed_text(name: str) -> str:
 
 
 def refusal(folder: Folder, found: Iterable[str]) -> Mistake:
-    """What to raise where a run is not what is asked for now, and `found` says how it differs."""
+    """The error for a run whose code changed; `found` says how."""
     adopt = "--adopt goes on from its last checkpoint with what is asked for now, " * (folder.place == "--run")
     return Mistake(
         f"{folder.path} holds a run that differs from what is asked for now: {'; '.join(found)}. {adopt}--fresh begins anew (and "
@@ -116,7 +118,7 @@ def refusal(folder: Folder, found: Iterable[str]) -> Mistake:
 
 
 def kept_modules(folder: Folder) -> dict[str, str] | None:
-    """The modules that a run was begun with; None where nobody has noted them."""
+    """The modules recorded for a run; None if none were recorded."""
     found = folder.read(NAME).get("modules")
     return {str(name): str(digest) for name, digest in found.items()} if isinstance(found, dict) else None
 
@@ -128,8 +130,9 @@ def keep_modules(folder: Folder, modules: Modules) -> None:
 def note_modules(
     folder: Folder, beside: str | Path, refuse: bool, tell: Callable[[str], None], begins: bool = False
 ) -> None:
-    """Note what this process has imported by now. A module that changed since the run was begun is refused, or told of; with `begins`,
-    before the first step of a process, also what is new or gone. `beside`: the job's folder."""
+    """Record what this process has imported by now. A module that changed since the run was started is refused, or only
+    reported; with `begins`, before the first step of a process, new and missing modules are reported too. `beside`: the
+    job's folder."""
     before, now = kept_modules(folder), imported_modules()
     found = changes(before or {}, now, beside)
     if found.changed and refuse:

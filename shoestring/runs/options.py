@@ -1,4 +1,4 @@
-"""What can be asked of a run that is kept in a folder, in every room. Nothing heavy is imported."""
+"""Options of every command that keeps a run in a folder. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunOptions:
-    run: str | Path | None = argument("DIR", "folder of the run; one that is there is resumed (default: runs/JOB-TIME)")
-    fresh: bool = argument("", "begin anew in --run; what is there is kept aside", False)
-    adopt: bool = argument(
-        "", "go on with what is in --run although the job, the plan or what is asked for changed", False
-    )
+    run: str | Path | None = argument("DIR", "folder of the run; an existing run is resumed (default: runs/JOB-TIME)")
+    fresh: bool = argument("", "start over in --run; what is there is renamed, not deleted", False)
+    adopt: bool = argument("", "resume the run in --run although the job, the plan or the options changed", False)
     save_every: int | str = argument(
         "N",
         "save every so many steps or rounds (50) or so often (90s, 5m, 1h) (default 1m, and at most 3 %% of the time)",
         "1m",
     )
     keep: int = argument("K", "checkpoints to keep, beside the best one (default 3)", 3, read=int)
-    report: str | None = argument("FILE", "where to write the report page as well", command_only=True)
+    report: str | None = argument("FILE", "also write the report page to this file", command_only=True)
 
     def check(self, replan: bool | None = None) -> None:
-        """Refuse what says two things; `replan`: whether to go on with a new plan, where that can be asked for, too."""
+        """Refuse contradicting options; `replan`: whether a new plan was requested, for commands that allow that."""
         going_on = "--adopt" if replan is None else "--adopt and --replan"
         if (self.fresh or self.adopt or replan) and not self.run:
             about = "--fresh and --adopt" if replan is None else "--fresh, --adopt and --replan"

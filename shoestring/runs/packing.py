@@ -1,7 +1,7 @@
-"""State as tensors and JSON: what goes in comes out the same, and no code runs on the way in.
+"""Pack state into tensors and JSON, and unpack it unchanged without running code.
 
-Dicts keep their keys' types, tuples stay tuples, tensors keep their strides. What is none of numbers, text, tensors, arrays and
-containers of these is refused, because only running code could bring it back.
+Dicts keep their keys' types, tuples stay tuples, tensors keep their strides. Only numbers, text, tensors, arrays and
+containers of these are accepted, because anything else could only be restored by running code.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from shoestring.runs.tensors import TensorFile
 
 
 def packed(value: Any, tensors: dict[str, Tensor | StoredTensor], name: str) -> Any:
-    """The value as JSON, its tensors put into `tensors` under names that begin with `name`."""
+    """The value as JSON; its tensors are added to `tensors` under names that begin with `name`."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, Tensor) and value.layout is torch.sparse_coo:  # an optimizer's moments of sparse gradients
+    if (
+        isinstance(value, Tensor) and value.layout is torch.sparse_coo
+    ):  # such as an optimizer's moments of sparse gradients
         tensors[f"{name}/indices"], tensors[f"{name}/values"] = dense_parts(value.detach())
         return {"sparse": name, "shape": list(value.shape), "coalesced": value.is_coalesced()}
     if isinstance(value, Tensor):
@@ -55,7 +57,7 @@ def packed(value: Any, tensors: dict[str, Tensor | StoredTensor], name: str) -> 
 
 
 def with_strides(found: Tensor, strides: list[int]) -> Tensor:
-    """A tensor laid out as it was. Gaps between its numbers take address space, of which a file may claim any amount."""
+    """A tensor with its original strides. Gaps between its numbers take address space, and a file may claim any amount."""
     if len(strides) != found.dim() or any(type(one) is not int or one < 0 for one in strides):
         raise ValueError(f"strides {strides} for a tensor of {list(found.shape)}")
     size = (
@@ -67,7 +69,7 @@ def with_strides(found: Tensor, strides: list[int]) -> Tensor:
 
 
 def unpacked(value: Any, tensors: Mapping[str, Tensor] | TensorFile) -> Any:
-    """What was packed. Of tensors on the meta device, arrays are such tensors too."""
+    """The original value. If the tensors are on the meta device, so are arrays."""
     if not isinstance(value, dict):
         return value
     if "tensor" in value:

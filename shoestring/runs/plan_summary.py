@@ -1,4 +1,4 @@
-"""What a run's report has of its plan: read once, by the codec, from plan.json and from the report of a run that is finished."""
+"""The part of a run's plan that its report shows, read from plan.json, or from report.json if the run is finished."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from shoestring.core.staging import RankFigures, Staging
 from shoestring.planning.quantities import MEASURABLE
 from shoestring.planning.spelling import technique_text
 
-PlanFigures = Mapping[str, float | None]  # by name; None: not known
+PlanFigures = Mapping[str, float | None]  # by name; None: unknown
 
 
 @dataclass(frozen=True)
 class UsedTechnique:
     name: str
     knobs: Mapping[str, Any] = field(default_factory=dict)
-    why: str = ""  # it is there
+    why: str = ""  # why it was chosen
 
     @property
     def text(self) -> str:
-        """As one would write it."""
+        """As written in `--use`."""
         return technique_text({"name": self.name, "knobs": self.knobs})
 
 
 @dataclass(frozen=True)
 class LostPlan:
-    """A plan that was not taken."""
+    """A plan that lost."""
 
-    text: str = ""  # as one would write it; empty: plain
-    lost: str = ""  # why
+    text: str = ""  # as written in `--use`; empty: plain
+    lost: str = ""  # why it lost
     predicted: PlanFigures = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class CutPlan:
-    """Where a model is cut across workers, and who does what when."""
+    """Where a model is cut across workers, and their timeline."""
 
-    mesh: Mapping[str, int]  # how many workers stand along each axis
+    mesh: Mapping[str, int]  # number of workers along each axis
     staging: Staging
     ranks: tuple[RankFigures, ...] = ()
 
@@ -56,14 +56,14 @@ class PlanSummary:
     predicted: PlanFigures = field(default_factory=dict)
     plain: PlanFigures = field(default_factory=dict)  # of the plan without techniques
     runners_up: tuple[LostPlan, ...] = ()
-    blocks: tuple[tuple[str, float], ...] = ()  # the highest bytes while each runs, in order
+    blocks: tuple[tuple[str, float], ...] = ()  # (block, peak bytes while it runs), in order
     exactness: Exactness | None = None
-    basis: str = ""  # how the predictions are known
+    basis: str = ""  # where the predictions come from
     mesh: Mapping[str, int] = field(default_factory=dict)  # of a group
-    cut: CutPlan | None = None  # of a model that is cut
+    cut: CutPlan | None = None  # of a model cut across workers
 
     def as_json(self) -> dict[str, Any]:
-        """As a report has it; the cut beside it (report_json.py)."""
+        """Its JSON in a report; the cut is written by report_json.py."""
         if self.techniques is None:
             return {}
         return {
@@ -80,9 +80,9 @@ class PlanSummary:
 def read_summary(
     file: Mapping[str, Any], ended: Mapping[str, Any] | None = None, quantities: tuple[Quantity, ...] = MEASURABLE
 ) -> PlanSummary:
-    """The plan that a run's plan.json has; the report of a finished run takes precedence.
+    """The plan in a run's plan.json; a finished run's report takes precedence.
 
-    Raises Unreadable where something is not what it must be."""
+    Raises Unreadable if a value is impossible."""
     chosen, found = file.get("chosen"), dict[str, Any]()
     if isinstance(chosen, Mapping):
         details = chosen["details"] if isinstance(chosen.get("details"), Mapping) else {}
@@ -100,7 +100,7 @@ def read_summary(
 
 
 def lost_plans(found: Any, quantities: tuple[Quantity, ...]) -> Any:
-    """The plans of an outcome, which have their figures beside all else, as `LostPlan` has them."""
+    """The losing plans of an outcome as `LostPlan` expects them: figures grouped, instead of beside the other entries."""
     if not isinstance(found, list):
         return found
     return [
@@ -110,5 +110,5 @@ def lost_plans(found: Any, quantities: tuple[Quantity, ...]) -> Any:
 
 
 def figures_in(found: Any, quantities: tuple[Quantity, ...]) -> Any:
-    """Those of its entries that are figures of a run."""
+    """The entries of a plan's JSON that are figures."""
     return {one.name: found[one.name] for one in quantities if one.name in found} if isinstance(found, Mapping) else {}

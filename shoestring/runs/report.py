@@ -1,4 +1,4 @@
-"""The report of a run: all that is known of it, folded from its request, its plan and its events. What every page and export shows.
+"""The report of a run: everything known about it, folded from request, plan and events. All pages and exports show it.
 
 It is the same value while the run goes on and when it is over: the live page is the report of what there is so far. Nobody who is handed
 one has to ask what is in it: events are checked line by line when they are read, plan.json and report.json by the codec. What of them
@@ -46,25 +46,25 @@ from shoestring.runs.request import Request
 E = TypeVar("E", bound=RoomEvent)
 T = TypeVar("T")
 NO_PLAN = PlanSummary()
-ENDS = (Finished, Stopped, Failed)  # events that end a run; what it is then is called as they are
+ENDS = (Finished, Stopped, Failed)  # events that end a run; its state is named after them
 
 
 @dataclass(frozen=True)
 class Curves:
-    """What is told of the steps that count, in columns."""
+    """The numbers of the steps that count, in columns."""
 
-    numbers: Sequence[int] = ()  # of the steps: 1, 2, 3 and so on, unless events are lost
-    losses: Sequence[float] = ()  # not a number where it was none
+    numbers: Sequence[int] = ()  # step numbers: 1, 2, 3 and so on, unless events are lost
+    losses: Sequence[float] = ()  # NaN where there was none
     seconds: Sequence[float] = ()
-    rates: Sequence[float] = ()  # learning rate, and norm of the gradients; empty: no step tells of it,
-    norms: Sequence[float] = ()  # not a number: this one does not
-    borders: Sequence[tuple[int, int]] = ()  # (step, rounds of the data that are over after it), where a round ended
-    process: Sequence[tuple[float, int]] = ()  # (seconds since the run was begun, bytes of the process)
+    rates: Sequence[float] = ()  # learning rates, and gradient norms; empty: not recorded,
+    norms: Sequence[float] = ()  # NaN: not recorded for this step
+    borders: Sequence[tuple[int, int]] = ()  # (step, completed epochs) where an epoch ended
+    process: Sequence[tuple[float, int]] = ()  # (seconds since the start, bytes of the process)
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What the report.json of a run that is finished says beside its plan and its events."""
+    """What a finished run's report.json has besides plan and events."""
 
     weights_sha256: str = ""
     shown: str = ""  # what the job has to show for it
@@ -72,8 +72,8 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Report:
-    path: Path = Path()  # of the run's folder
-    request: Request | None = None  # None: it can't be read
+    path: Path = Path()  # the run's folder
+    request: Request | None = None  # None: unreadable
     plan: PlanSummary = NO_PLAN
     result: RunResult | None = None  # None: it is not finished
     state: str = ""  # planning, running, stopped, finished, data ended, failed or died; empty: not known yet
@@ -86,24 +86,24 @@ class Report:
     curves: Curves = Curves()
     validated: Sequence[Validated] = ()  # of the steps that count
     measured: Mapping[str, float] = field(default_factory=dict)  # figures by name so far
-    largest: Measured | None = None  # of the life with the highest tensor peak: when it was, and what it is made of
-    timed: StageTimes | None = None  # who did what when, where workers hold different layers
+    largest: Measured | None = None  # the life with the highest tensor peak: when the peak was, and what it consists of
+    timed: StageTimes | None = None  # the timeline of workers that hold different layers
     checkpoints: Sequence[Saved] = ()
-    kept: frozenset[str] = frozenset()  # names of the checkpoints that are on disk now
-    events: Sequence[Event] = ()  # all beside steps and measurements; damage as warnings at the end
-    damage: Sequence[str] = ()  # what of the folder can't be used, and why
+    kept: frozenset[str] = frozenset()  # names of the checkpoints that exist now
+    events: Sequence[Event] = ()  # all but steps and measurements; damage is added as warnings at the end
+    damage: Sequence[str] = ()  # files or lines that can't be used, and why
     begun: float | None = None  # seconds since 1970: the first event,
-    last: float | None = None  # the last one,
-    now: float = 0.0  # this moment
+    last: float | None = None  # the last event,
+    now: float = 0.0  # and now
     told: Mapping[type[RoomEvent], Sequence[RoomEvent]] = field(
         default_factory=dict
-    )  # by its room, of the steps that count
-    of_room: Any = None  # what only runs of its room have (`RoomPlugin.part`)
-    quantities: tuple[Quantity, ...] = MEASURABLE  # that are predicted and measured of it
+    )  # by its room, about the steps that count
+    of_room: Any = None  # the room's own part (`RoomPlugin.part`)
+    quantities: tuple[Quantity, ...] = MEASURABLE  # quantities that are predicted and measured
 
     @property
     def job(self) -> str:
-        """Its name, without the folder and .py."""
+        """The job's name, without folder and .py."""
         return Path(self.request.job).stem if self.request else ""
 
     @property
@@ -112,7 +112,7 @@ class Report:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """Of the job: all of them, with their final values; of a run of a version before, the flags that were given."""
+        """All arguments of the job with their final values; for runs of earlier versions, the flags that were given."""
         return (self.request.arguments or self.request.flags) if self.request else {}
 
     @property
@@ -122,7 +122,7 @@ class Report:
 
     @property
     def figures(self) -> Figures:
-        """Predicted beside measured."""
+        """Predicted and measured figures."""
         return compared(self.plan.predicted, self.measured, self.plan.basis, self.quantities)
 
     @property
@@ -139,12 +139,13 @@ class Report:
         return best_of(self.validated)
 
     def of_kind(self, kind: type[E]) -> list[E]:
-        """What its room told of the steps that count, by one kind of its events."""
+        """Its room's events of one kind about the steps that count."""
         return [one for one in self.told.get(kind, ()) if isinstance(one, kind)]
 
 
 def report_of(path: Path, history: History | None = None) -> Report:
-    """The report of the run in a folder; `history` if its events were read already. What is damaged is left out and told of."""
+    """The report of the run in a folder; pass `history` if its events were already read. Damaged parts are left out and
+    listed."""
     folder, damage = Folder(path), list[str]()
     request = usable(folder.request, damage)
     room = (
@@ -160,7 +161,9 @@ def report_of(path: Path, history: History | None = None) -> Report:
     if isinstance(doing, Finished) and doing.ended == DATA_ENDED:
         state = DATA_ENDED
     of_room = part_of(room, request, history, folder, damage)
-    damage += [history.wrong] * bool(history.wrong) + lost(history.damaged + (pid is None and history.rest > 0))
+    damage += [history.wrong] * bool(history.wrong) + damage_remark(
+        history.damaged + (pid is None and history.rest > 0)
+    )
     return Report(
         path=path,
         request=request,
@@ -192,7 +195,7 @@ def report_of(path: Path, history: History | None = None) -> Report:
 
 
 def usable(read: Callable[[], T], damage: list[str]) -> T | None:
-    """What is read; None where it can't be used, and why is added to `damage`."""
+    """The value that `read` returns; None if it fails, and the reason is added to `damage`."""
     try:
         return read()
     except Mistake as error:
@@ -203,7 +206,7 @@ def usable(read: Callable[[], T], damage: list[str]) -> T | None:
 def usable_files(
     folder: Folder, quantities: tuple[Quantity, ...], finished: bool, damage: list[str]
 ) -> tuple[PlanSummary, RunResult | None]:
-    """The plan of a run, and what the report of a finished one says beside it; without what of the two files can't be used."""
+    """The run's plan and, if it is finished, the rest of its report.json; unusable parts of both files are left out."""
     file, ended = (usable(partial(folder.read, name), damage) or {} for name in ("plan.json", "report.json"))
     plan, result = NO_PLAN, None
     try:
@@ -235,7 +238,8 @@ def curves_of(history: History) -> Curves:
 
 
 def part_of(room: RoomPlugin, request: Request | None, history: History, folder: Folder, damage: list[str]) -> Any:
-    """What only runs of its room have; where that can't be told, why is added to `damage`: no room takes a report down."""
+    """The room's own part of the report; if that fails, the reason is added to `damage`, so that no room breaks a
+    report."""
     try:
         return None if request is None else room.part(request, history, folder)
     except Unusable as error:
@@ -247,7 +251,7 @@ def part_of(room: RoomPlugin, request: Request | None, history: History, folder:
 
 
 def checkpoints_in(folder: Folder) -> frozenset[str]:
-    """The names of a run's checkpoints that are there now."""
+    """The names of a run's existing checkpoints."""
     try:
         return frozenset(os.listdir(folder.checkpoints))
     except OSError:
@@ -255,7 +259,7 @@ def checkpoints_in(folder: Folder) -> frozenset[str]:
 
 
 def text_of(state: str, history: History, pid: int | None, unit: str = "step") -> str:
-    """Why a run stands where it does, as far as there is something to say."""
+    """Why a run is in its state, if there is something to say."""
     steps, doing = history.steps, history.doing
     if state == "died":
         stood = (
@@ -274,8 +278,8 @@ def text_of(state: str, history: History, pid: int | None, unit: str = "step") -
     return text[:1].upper() + text[1:]
 
 
-def lost(lines: int) -> list[str]:
-    """What to say of damaged lines."""
+def damage_remark(lines: int) -> list[str]:
+    """The remark about damaged lines."""
     if not lines:
         return []
     many = f"{lines:,} lines of {NAME} are" if lines > 1 else f"1 line of {NAME} is"
@@ -283,7 +287,7 @@ def lost(lines: int) -> list[str]:
 
 
 def silence(seconds: float, paces: list[float], pid: int | None, unit: str = "step") -> str:
-    """What to say of a run that goes on and has said nothing for so long; nothing if that is usual."""
+    """A remark about a running run without recent events; empty if the silence is not unusual."""
     if seconds < max(30.0, 10 * max(paces[-20:])):
         return ""
     return f"No {unit} for {seconds_text(seconds)}, though its process {pid} is there: it may hang, be suspended, or wait for its data."

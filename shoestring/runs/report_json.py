@@ -1,7 +1,7 @@
 """The report of a run as JSON, as `export --to json` writes it.
 
     name, run             of the folder
-    job, flags, budget    what was asked for; budget has `memory`
+    job, flags, budget    of the request; budget has `memory`
     arguments             of the job: all of them, with their final values
     state                 planning, running, stopped, finished, data ended (before the steps that it wanted), failed (it said why) or
                           died (it said nothing)
@@ -9,30 +9,31 @@
     text                  why it failed, stopped or died, and where it stands
     step, steps           where it is, and where it wants to be
     losses, seconds       of the steps that count, from the first
-    step_numbers          their numbers, where they are not 1, 2, 3 and so on: events may be lost
-    rates, norms          learning rate and norm of the gradients of each of them, where they are told; None in a step that does not
-    borders               [step, rounds of the data that are over after it], of every step that ended a round
+    step_numbers          their numbers, if not 1, 2, 3 and so on: events may be lost
+    rates, norms          learning rate and gradient norm of each of them, if recorded; None where a step lacks it
+    borders               [step, completed epochs], of every step that ended an epoch
     samples_process       [seconds since it was begun, bytes of the process]
     measured              figures by name, with the moment and the parts of the peak
     predicted, plain, techniques, blocks, runners_up, exactness, basis    of the plan (missing while it plans)
-    mesh                  of a group: {"data": 2, "stage": 2, "tensor": 1}, how many workers stand along each axis
-    cut, cut_blocks, schedule, pieces, cut_why     of a model that is cut: blocks of every chunk, in order (as many chunks as stages, or a
-                          multiple of that), their names, by which schedule, in how many pieces of a batch, and why
-    bubble                there: {"predicted", "measured"} share of a step in which workers wait; measured: the median of steps that were
-                          not tracked, None while nothing is known
-    timeline              there: {"predicted", "measured"} of every stage [[kind, piece, chunk, begin, end]] in seconds; measured of `step`,
-                          the last one so far; one_clock: false where machines have no clock in common
-    peaks                 there: bytes that the tensors of every worker needed, by rank
+    mesh                  of a group: number of workers along each axis, {"data": 2, "stage": 2, "tensor": 1}
+    cut, cut_blocks       of a model cut across workers: number of blocks in every chunk, in order (as many chunks as stages, or a
+                          multiple), and the names of the blocks
+    schedule, pieces, cut_why     there: the schedule, micro-batches per batch, and the reason for the cut
+    bubble                there: {"predicted", "measured"} fraction of a step in which workers wait; measured: the median of untracked
+                          steps, None while unknown
+    timeline              there: {"predicted", "measured"} of every stage [[kind, piece, chunk, begin, end]] in seconds; measured in
+                          `step`, the last one so far; one_clock: false if workers are on several machines
+    peaks                 there: peak tensor bytes of every worker, by rank
     metrics, best         of every validation [{step, epoch, loss, ...}], and the best of them or None
-    epochs                rounds of the data that are over
+    epochs                completed epochs
     ended                 why training ended: "steps", "epochs", "data ended", "no better for 3 validations"; "" while it goes on
     checkpoints           [{step, bytes, seconds, time, kept}] as they were saved; kept: it is still on disk
-    damage                what of the folder can't be used, and why; also among the events, as warnings
-    events                all that happened beside steps, in order
-    room                  whose run it is; under its name is what only its runs have
+    damage                files or lines that can't be used, and why; also among the events, as warnings
+    events                all but the steps, in order
+    room                  the room that the run belongs to; the room's own part stands under its name
     begun, last, now      seconds since 1970: the first event, the last one, this moment
 
-and at the end all that report.json says.
+followed by everything in report.json.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def final_report(folder: Folder) -> dict[str, Any]:
-    """The report.json of a finished run; empty if it can't be used, which is among the report's damage."""
+    """The report.json of a finished run; empty if it is unusable, which the report lists as damage."""
     try:
         return folder.read("report.json")
     except Unusable:
@@ -111,14 +112,13 @@ def best_json(report: Report) -> dict[str, Any] | None:
 
 
 def measured_json(report: Report) -> dict[str, Any]:
-    """Its figures, with what is told of the highest tensor peak."""
+    """Its figures, with the details of the highest tensor peak."""
     peak = record_of(report.largest) if report.largest is not None else {}
     return {name: value for name, value in peak.items() if name not in ("event", "time")} | dict(report.measured)
 
 
 def cut_json(mesh: Mapping[str, int], cut: CutPlan | None, timed: StageTimes | None) -> dict[str, Any]:
-    """How workers stand and where the model is cut, as predicted and as measured so far. Of a group the mesh; the rest of a model that
-    is cut."""
+    """The group's mesh and, for a model cut across workers, the cut with predicted and measured timelines."""
     if cut is None:
         return {"mesh": dict(mesh)} if mesh else {}
     one = cut.staging

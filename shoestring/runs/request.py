@@ -1,4 +1,4 @@
-"""A request: what the user asked for, as the run keeps it in run.json and compares it when it goes on."""
+"""The request: what the user asked for, stored in run.json and compared when the run is resumed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from shoestring.core.units import bytes_text
 class Request:
     job: str  # path of the job file
     source: str = ""  # SHA-256 of the job file
-    flags: Mapping[str, Any] = field(default_factory=dict)  # of the job, that were given
+    flags: Mapping[str, Any] = field(default_factory=dict)  # flags given for the job
     arguments: Mapping[str, Any] = field(
         default_factory=dict
-    )  # of the job, all of them, defaults filled in; empty: not known
+    )  # all arguments of the job, with defaults filled in; empty: unknown
     memory: int | None = None  # bytes of the budget
     use: tuple[str, ...] | None = None  # techniques as they were written; None: the planner chooses
     inexact: bool = False  # the weights may be changed by techniques,
@@ -33,7 +33,8 @@ class Request:
 
     @property
     def by_script(self) -> bool:
-        """Whether a script made the job, so that no file makes it again: a job file is named by its whole path."""
+        """Whether a script made the job, so no file can make it again. A job from a file has the absolute path of that
+        file."""
         return not Path(self.job).is_absolute()
 
 
@@ -47,7 +48,7 @@ def request_for(
     exact: str | None = None,
     room: str = "",
 ) -> Request:
-    """What a user asks for here and now."""
+    """The request for these options, in this environment."""
     return Request(
         job=str(job),
         source=hashlib.sha256(job.read_bytes()).hexdigest(),
@@ -76,12 +77,12 @@ def environment_now() -> dict[str, Any]:
     }
 
 
-OWN = "as the job says"  # the value of a flag that was not given, where the job's source does not say it
-ENDS = {"steps": "epochs", "epochs": "steps"}  # flags of every job: who gives one of them alone drops the other
+OWN = "as the job says"  # shown for a flag that was not given and whose default is not in the job's source
+ENDS = {"steps": "epochs", "epochs": "steps"}  # flags of every job: giving one of them replaces the other
 
 
 def flags_together(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags of a run that goes on: those of now, and those of before of which nothing is said now.
+    """The flags of a resumed run: those given now, and the earlier ones that were not given again.
 
     >>> flags_together({"width": 8, "epochs": 3}, {"steps": 20})
     {'width': 8, 'steps': 20}
@@ -90,8 +91,8 @@ def flags_together(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
 
 
 def differences(before: Request, now: Request, usual: Mapping[str, Any] | None = None) -> list[str]:
-    """What is asked for now that was not then; what is not asked for now stays as it was. `usual`: values of the job's flags that are
-    not given."""
+    """What differs from the earlier request. Options that are not given now stay as they were. `usual`: defaults of the
+    job's flags."""
     found, same = [], before.source == now.source
     if not same:
         found.append(f"the job file {Path(now.job).name} is not the one it was begun with (kept as job.py in the run)")
@@ -106,31 +107,33 @@ def differences(before: Request, now: Request, usual: Mapping[str, Any] | None =
             found.append(f"--{name} changed: {was} before, now {is_now}")
     for name, was, now_is, given in (
         ("memory", before.memory, now.memory, now.memory is not None),
-        ("use", written(before.use), written(now.use), now.use is not None),
+        ("use", technique_texts(before.use), technique_texts(now.use), now.use is not None),
         ("inexact", before.inexact, now.inexact, now.inexact),
         ("exact", before.exact, now.exact, now.exact is not None),
         ("plan", before.plan, now.plan, now.plan is not None),
     ):
         if given and was != now_is:
-            found.append(f"--{name} changed: {shown(name, was)} before, now {shown(name, now_is)}")
+            found.append(f"--{name} changed: {option_text(name, was)} before, now {option_text(name, now_is)}")
     if before.room != now.room:
         found.append(f"it was begun as a run of {before.room}, and this is one of {now.room}")
         return found
     for name, value in now.asked.items():
         if value is not None and value != (was := before.asked.get(name)):
-            found.append(f"--{name.replace('_', '-')} changed: {shown(name, was)} before, now {shown(name, value)}")
+            found.append(
+                f"--{name.replace('_', '-')} changed: {option_text(name, was)} before, now {option_text(name, value)}"
+            )
     if before.weights != now.weights:
         found.append("the weights are not those that it was begun with")
     return found
 
 
 def argument_differences(before: Request, now: Request, arguments: Mapping[str, Any]) -> list[str]:
-    """Arguments of the job that nobody gave as flags, then or now, and that are not as they were; compared as they are written.
+    """Changed arguments of the job that were not given as flags, then or now; compared as text.
 
     >>> argument_differences(Request(job="my.py", arguments={"lr": 0.1, "width": 8}), Request(job="my.py"), {"lr": 0.01, "width": 8})
     ['the argument lr of the job changed: 0.1 before, now 0.01']
     """
-    if not before.arguments:  # a run of a version that did not note them
+    if not before.arguments:  # a run of a version that did not record them
         return []
     names = [name for name in {**before.arguments, **arguments} if name not in before.flags and name not in now.flags]
     values = [(name, *(repr(one.get(name, "not there")) for one in (before.arguments, arguments))) for name in names]
@@ -139,8 +142,8 @@ def argument_differences(before: Request, now: Request, arguments: Mapping[str, 
     ]
 
 
-def shown(name: str, value: Any) -> str:
-    """What was asked for, as messages show it."""
+def option_text(name: str, value: Any) -> str:
+    """An option's value, as messages show it."""
     if value is None or value is False:
         return "not given"
     if value is True:
@@ -154,6 +157,6 @@ def shown(name: str, value: Any) -> str:
     )
 
 
-def written(use: tuple[str, ...] | None) -> list[str] | None:
+def technique_texts(use: tuple[str, ...] | None) -> list[str] | None:
     """Techniques as messages show them."""
     return None if use is None else list(use)

@@ -1,4 +1,4 @@
-"""Beginning a run in a folder, or going on with the one that is there."""
+"""Start a run in a folder, or resume the one that is there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shoestring.runs.modules import NAME as MODULES
 from shoestring.runs.modules import changed_text, changes, keep_modules, kept_modules, modules_on_path, refusal
 from shoestring.runs.request import Request, argument_differences, differences, flags_together
 
-# Files that a start leaves before its first step
+# Files that a start writes before its first step
 ATTEMPT = (
     "events.jsonl",
     "privacy.json",
@@ -37,24 +37,24 @@ ATTEMPT = (
     "stream.bin",
     "run.json",
 )
-SPENT = "privacy.jsonl"  # what was spent on the people of a run is never forgotten
+SPENT = "privacy.jsonl"  # the privacy ledger of a run's records, which is never discarded
 
 
 def new_folder(job: str) -> Path:
-    """runs/JOB-TIME, a name that nothing has yet."""
+    """An unused folder name, runs/JOB-TIME."""
     first = Path("runs") / f"{job}-{time.strftime('%Y%m%d-%H%M%S')}"
     for path in chain([first], (first.with_name(f"{first.name}-{number}") for number in count(2))):
-        with suppress(FileExistsError):  # by another command of the same second
+        with suppress(FileExistsError):  # another command of the same second took it
             path.mkdir(parents=True)
             return path
     raise AssertionError("there is always another number")
 
 
-def strangers(path: Path) -> list[str]:
-    """What is in a folder that is no run's and could not be the beginning of one; drafts of a process that was killed are."""
+def foreign_files(path: Path) -> list[str]:
+    """Files in a folder that belong to no run of ours; drafts of killed processes are not counted."""
     try:
         names = sorted(one.name for one in path.iterdir())
-    except (FileNotFoundError, NotADirectoryError):  # nothing yet, or moved away just now
+    except (FileNotFoundError, NotADirectoryError):  # missing, or just moved away
         return []
     return (
         []
@@ -65,27 +65,27 @@ def strangers(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A folder that this process holds, and what is to be trained in it."""
+    """A run folder that this process holds, and the request to execute in it."""
 
     folder: Folder
     lock: Lock
-    request: Request  # what is asked for now, with what was asked for before where nothing is said now
-    changed: bool  # what was asked for is not what the folder was begun with: plan anew
+    request: Request  # the present request, completed by the earlier one
+    changed: bool  # the request differs from the folder's: plan again
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """What is known of a job when it is made."""
+    """What is known about a job once it was made."""
 
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # of its function, all of them
-    modules: Mapping[str, str] = field(default_factory=dict)  # local modules that it has imported -> SHA-256
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # all arguments of its function
+    modules: Mapping[str, str] = field(default_factory=dict)  # local modules that it imported -> SHA-256
 
 
 Resolve = Callable[[Mapping[str, Any]], Resolved]  # makes the job with these flags
 
 
 def without_a_step(folder: Path) -> bool:
-    """Whether no step of a run was ever finished, so that there is nothing in its folder to go on from or to look at."""
+    """Whether a run has not finished a single step, so that its folder has nothing to resume or look at."""
     history = History().read(folder)
     if (
         history.steps
@@ -101,34 +101,35 @@ def without_a_step(folder: Path) -> bool:
         return not any((folder / "checkpoints").iterdir())
     except FileNotFoundError:
         return True
-    except OSError:  # something else is there, which whoever saves tells of
+    except OSError:  # it is no folder, which the saver reports
         return False
 
 
 def came_to_nothing(error: BaseException, folder: Path) -> bool:
-    """Whether an error is the user's to mend and came before the first step: there is no run then to look at. A plan that was made after
-    memory ran out is kept."""
+    """Whether an error is the user's mistake and came before the first step, so no run is left to look at. A plan made
+    after running out of memory is kept."""
     return (
         isinstance(error, (Mistake, OverBudget)) and without_a_step(folder) and not (folder / "plan-next.json").exists()
     )
 
 
 def forget_attempt(folder: Path, begins: bool = False) -> None:
-    """Remove what a start has left that came to nothing; the folder too, if nothing else is in it and nothing `begins` there. For who
-    holds its lock."""
+    """Remove the files of a start that failed; also the folder, if it is empty and nothing `begins` there. Only for the
+    holder of its lock."""
     for name in ATTEMPT:
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / "tensorboard", ignore_errors=True)
     if not begins and {one.name for one in folder.iterdir()} <= {"lock", "checkpoints"}:
-        with suppress(OSError):  # of somebody who waits for the lock
+        with suppress(OSError):  # another process waits for the lock
             (folder / "checkpoints").rmdir()
         with suppress(OSError):
             (folder / "lock").unlink(missing_ok=True)
             folder.rmdir()
 
 
-def settled(now: Request, before: Request) -> Request:
-    """What the plan follows from, beside the job: as it was, unless it is asked for now. --exact and --inexact are one choice."""
+def planning_options(now: Request, before: Request) -> Request:
+    """The options that determine the plan besides the job: the earlier ones, unless given now. --exact and --inexact
+    count as one option."""
     return replace(
         now,
         flags=flags_together(before.flags, now.flags),
@@ -142,8 +143,8 @@ def settled(now: Request, before: Request) -> Request:
 
 
 def carry_ledger(path: Path) -> None:
-    """Begin a new run's ledger with what was spent in this folder before it was set aside: beginning anew undoes no release. A ledger
-    only grows and is carried whole, so the largest has all of it."""
+    """Copy the privacy ledger of a folder that was set aside into the new run, because starting afresh undoes no
+    release. Ledgers only grow and are copied whole, so the largest is complete."""
     before = list(path.parent.glob(f"{escape(path.name)}-before-*/{SPENT}"))
     if before and not (path / SPENT).exists():
         write_whole(path / SPENT, read_regular(max(before, key=lambda one: one.lstat().st_size)))
@@ -159,11 +160,12 @@ def opened(
     resolve: Resolve | None = None,
     place: str = "--run",
 ) -> OpenedRun:
-    """Lock a folder and settle what it is for: a new run, or the one that is there if it is the same. A run without a finished step is
-    nobody's: whoever asks for something else takes its folder. `source`: of the job; `usual`: values of the job's flags that are not
-    given; `resolve` makes the job with these flags, and what it raises leaves nothing behind. None: a script made it, whose process has
-    other modules than the job's too; it is told of those that changed when it trains. `place`: the flag that names the folder."""
-    strange = strangers(path)
+    """Lock a folder and settle what is executed in it: a new run, or the one that is there if it is the same. A run
+    without a finished step may be replaced by any other request. `source`: of the job; `usual`: defaults of the job's
+    flags; `resolve` makes the job with these flags, and its errors leave nothing behind. `resolve` is None for a job
+    made by a script, whose process imports other modules besides; changed ones are reported when it trains. `place`:
+    the flag that names the folder."""
+    strange = foreign_files(path)
     if strange or path.is_file():
         raise Mistake(
             f"{path} is there and is not a run of shoestring ({', '.join(strange[:3]) or 'a file'}): give another {place}"
@@ -171,22 +173,22 @@ def opened(
     lock = Lock(path, place)
     folder, ours = Folder(path, place), True
     try:
-        while fresh and (path / "run.json").exists():  # again if somebody began another one meanwhile
+        while fresh and (path / "run.json").exists():  # repeat: another process may have started a run meanwhile
             folder.set_aside()
             ours = False
-            moved, lock = lock, Lock(path, place)  # refused where somebody else was quicker: then that folder is theirs
+            moved, lock = lock, Lock(path, place)  # refused if another process was quicker: then the folder is its own
             ours = True
             moved.release()
         if not (
             path / "run.json"
-        ).exists():  # whoever set the folder aside may have been killed, or slower than this process
+        ).exists():  # the process that set the folder aside may have been killed, or may be slower than this one
             carry_ledger(path)
         clear(one for one in path.glob("*.tmp-*") if drafted_name(one.name))
         if in_the_way := not_a_folder(folder.checkpoints):
             raise Mistake(f"{in_the_way}, for the run's checkpoints: move it away, or give another {place}")
         before = folder.request()
-        held = gone_on(folder, lock, before, asked, source, adopt, usual, resolve) if before is not None else None
-        return held or begun(folder, lock, asked, source, resolve)
+        held = continue_run(folder, lock, before, asked, source, adopt, usual, resolve) if before is not None else None
+        return held or start_run(folder, lock, asked, source, resolve)
     except BaseException:
         if ours and not (path / "run.json").exists():
             forget_attempt(path)
@@ -194,8 +196,8 @@ def opened(
         raise
 
 
-def begun(folder: Folder, lock: Lock, asked: Request, source: bytes, resolve: Resolve | None) -> OpenedRun:
-    """A new run in a folder."""
+def start_run(folder: Folder, lock: Lock, asked: Request, source: bytes, resolve: Resolve | None) -> OpenedRun:
+    """Start a new run in a folder."""
     request = asked
     if resolve is not None:
         made = resolve(asked.flags)
@@ -205,7 +207,7 @@ def begun(folder: Folder, lock: Lock, asked: Request, source: bytes, resolve: Re
     return OpenedRun(folder, lock, request, True)
 
 
-def gone_on(
+def continue_run(
     folder: Folder,
     lock: Lock,
     before: Request,
@@ -215,15 +217,13 @@ def gone_on(
     usual: Mapping[str, Any] | None,
     resolve: Resolve | None,
 ) -> OpenedRun | None:
-    """The run that is in a folder, if it is the same or is adopted; None: it came to nothing, and another is asked for."""
-    path, beside, request = folder.path, Path(asked.job).parent, settled(asked, before)
+    """The run in a folder if it is the same or is adopted; None: it had not begun, and another one is requested."""
+    path, beside, request = folder.path, Path(asked.job).parent, planning_options(asked, before)
     modules = (kept_modules(folder) if resolve is not None else None) or {}
     changed = set(changes(modules, {}, beside).changed)
     found = differences(before, asked, usual)
     made = Resolved(asked.arguments or before.arguments)
-    settled_already = (
-        (path / "report.json").exists() if not (found or changed) else not adopt
-    )  # it is finished, or refused
+    settled_already = (path / "report.json").exists() if not (found or changed) else not adopt  # finished, or refused
     if resolve is not None and not settled_already:
         made = resolve(request.flags if found else before.flags)
         changed |= {*changes(modules, made.modules, beside).changed}
@@ -249,10 +249,10 @@ def gone_on(
     request = replace(request, arguments=made.arguments)
     if not found:
         if not has_digest(path / "job.py", asked.source):  # killed before that was written
-            with suppress(OSError):  # the copy is for later, and whoever needs it then is told that it is not whole
+            with suppress(OSError):  # the copy is for later use, where an incomplete one is reported
                 folder.keep_source(source)
         return OpenedRun(folder, lock, replace(request, flags=before.flags), False)
-    for name in ("report.json", "plan.json"):  # of what was asked for before
+    for name in ("report.json", "plan.json"):  # of the earlier request
         (path / name).unlink(missing_ok=True)
     folder.begin(request, source)
     keep_modules(folder, {**modules_on_path(modules, beside), **made.modules})

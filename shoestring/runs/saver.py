@@ -1,14 +1,15 @@
-"""When to save, and saving beside training.
+"""Decides when to save, and saves while training continues.
 
-Training stands still only while the tensors are copied to the file; hashing and syncing happen in a thread. A save that fails
-(a full disk, state that can't be written) costs a warning, and the next one is tried as planned. On a full disk an older checkpoint makes
-room for it, down to the newest good one, which always stays.
+Training pauses only while tensors are copied to the file; hashing and syncing happen in a thread. A save that fails
+(full disk, unsavable state) only causes a warning, and the next one is tried on schedule. On a full disk older
+checkpoints are deleted to make room, except the newest good one.
 
-Of a job that validates, the weights that were best there are saved when they are found, before training goes on. They are deleted when
-newer ones are there and no checkpoint knows of them any more, so whatever a killed run goes back to, its best weights are there.
+If the job validates, weights that are the best so far are saved at once, before training continues. They are deleted
+when newer ones exist and no checkpoint refers to them any more; so whatever checkpoint a killed run is resumed from,
+its best weights exist.
 
-Contract: The best weights are deleted only when no checkpoint that is there knows of them, or on resume if they are of
-a life that was given up (tests/runs/test_best.py).
+Contract: The best weights are deleted only if no existing checkpoint refers to them, or on resume if they were found
+after the checkpoint that the run resumes from (tests/runs/test_best.py).
 """
 
 from __future__ import annotations
@@ -32,25 +33,26 @@ from shoestring.runs.event import Event, Saved, Warned
 from shoestring.runs.packing import packed
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-SHARE = 0.03  # of the time, at most, goes into saving, unless the user asked for every so many steps
+SHARE = 0.03  # largest fraction of the time for saving, unless the user asked for a number of steps
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint is made of."""
+    """The content of a checkpoint."""
 
     step: int
     weights: Mapping[str, Tensor | StoredTensor]
-    aliases: Mapping[str, str]  # weights that are others by another name
+    aliases: Mapping[str, str]  # second names of tied weights
     state: Mapping[str, Any]
 
 
 def gather_only(snapshot: Snapshot) -> None:
-    """Take part in gathering what workers hold parts of, in the order in which the first worker, which alone writes, asks for it."""
+    """Take part in gathering what workers hold parts of, in the order in which the first worker, the only one that
+    writes, asks for it."""
     tensors: dict[str, Tensor | StoredTensor] = {}
     try:
         packed(snapshot.state, tensors, "state")
-    except Mistake:  # nobody can write it, so nobody gathers
+    except Mistake:  # it can't be written, so nobody gathers it
         return
     for value in (*snapshot.weights.values(), *tensors.values()):
         if not isinstance(value, Tensor) and not getattr(value, "gathered", True):
@@ -76,19 +78,20 @@ class Saver:
         self.thread = ThreadPoolExecutor(1)
         self.pending: Future[None] | None = None
         self.last = clock()
-        self.pause = 0.0  # seconds that training stood still for the last save
+        self.pause = 0.0  # seconds that training was paused for the last save
         self.saved_step = 0
-        self.turn = 0  # how many times it was due, where that is every so many steps
+        self.turn = 0  # how often it was due, if saved every so many steps
         self.losses: list[float] = []  # since the last save
-        self.on_disk: list[Callable[[], None]] = []  # to be called when a checkpoint is safe, before the next step
-        self.by_loss = True  # the best checkpoint is the one after the least training loss; else validation finds it
+        self.on_disk: list[Callable[[], None]] = []  # called once a checkpoint is safe, before the next step
+        self.by_loss = True  # the best checkpoint follows from the training loss; False: from validation
         self.best: tuple[float, int] | None = None
-        self.keep = cadence.keep  # checkpoints; fewer once the disk was full,
-        self.keep_best = True  # and at last not the best one
+        self.keep = cadence.keep  # number of checkpoints to keep; reduced when the disk was full,
+        self.keep_best = True  # and finally not even the best one
         self.trouble = self.cure = ""  # why the last save failed, and what to do
 
     def due(self, step: int) -> bool:
-        """Whether to save after this step. Where it can't be asked after every step (workers meet every few), the next time it is."""
+        """Whether to save after this step. If it can't be asked after every step (workers synchronise every few), it is
+        due at the next opportunity."""
         if self.cadence.steps:
             before, self.turn = max(self.turn, self.saved_step // self.cadence.steps), step // self.cadence.steps
             return self.turn > before
@@ -97,7 +100,7 @@ class Saver:
         return self.clock() - self.last >= max(self.cadence.seconds, self.pause / SHARE)
 
     def save(self, take: Callable[[], Snapshot]) -> None:
-        """Copy the state now, finish the checkpoint in the background."""
+        """Copy the state now and finish the checkpoint in the background."""
         self.wait()
         begun = self.clock()
         snapshot = None
@@ -130,7 +133,7 @@ class Saver:
         self.saved_step = step
         if self.by_loss and (self.best is None or loss < self.best[0]):
             self.best = (loss, step)
-        if self.on_disk:  # state on disk is that of the last checkpoint alone
+        if self.on_disk:  # state on disk only matches the last checkpoint
             prune(self.folder, 1, None)
         else:
             prune(self.folder, self.keep, self.best[1] if self.best and self.keep_best else None)
@@ -138,7 +141,8 @@ class Saver:
         self.tell(Saved(step, checkpoint.path.name, pause, size, best=self.best is not None and self.best[1] == step))
 
     def save_best(self, take: Callable[[], Snapshot]) -> None:
-        """Copy the weights that were best in validation now, finish them in the background. A failure costs a warning."""
+        """Copy the weights that are best in validation now and finish in the background. A failure only causes a
+        warning."""
         self.wait()
         begun, snapshot = self.clock(), None
         try:
@@ -173,7 +177,7 @@ class Saver:
         others = "the checkpoints before it stay"
         if (
             isinstance(error, OSError) and error.errno in FULL
-        ):  # make room for the next one: it is worth more than the oldest
+        ):  # make room for the next one, which is worth more than the oldest
             gone = make_room(self.folder, self.best and self.best[1])
             if gone is not None:
                 others = f"that of step {gone.step} was removed to make room for the next"

@@ -1,15 +1,15 @@
-"""One lifecycle for every run, whoever asks for it: a command or a script, in any room.
+"""The lifecycle of every run, from a command or a script, in any room.
 
-    opened folder (runs/resume) -> is it finished? its report               -> release
-                                -> else the kept plan, or a new one, kept
-                                   execute, and note what ends it early
-                                   report.json, report.html                 -> release
+    open the folder (runs/resume) -> finished: its report                            -> release
+                                  -> else take the kept plan, or make and keep one
+                                     execute; note what ends it early
+                                     write report.json and report.html               -> release
 
-A room brings an `Execution`; `Session.play` drives it. Where a script takes steps one by one, its `RoomRun` drives the same
-parts: `settle`, the steps inside `noting_failure`, `end`.
+A room supplies an `Execution`, and `Session.play` drives it. If a script takes steps one by one, its `RoomRun` drives
+the same parts: `settle`, the steps inside `noting_failure`, `end`.
 
-Contract: a room's run writes neither plan.json nor report.json, and keeps nothing that a restart needs outside of the folder
-(tests/runs/test_session.py).
+Contract: a room's run writes neither plan.json nor report.json, and keeps nothing that a restart needs outside of the
+folder (tests/runs/test_session.py).
 """
 
 from __future__ import annotations
@@ -44,52 +44,52 @@ class Ended(Protocol):
 
     @property
     def unfinished(self) -> bool:
-        """Whether it was asked to stop, or could not save its result: the same request goes on with it."""
+        """Whether it was asked to stop, or could not save its result: the same command continues it."""
 
 
 class RoomRun(ABC, Generic[P, E]):
-    """What a room brings to a session: how it plans, and what it reports."""
+    """What a room supplies to a session: how to plan, and what to report."""
 
-    keeps_plan: ClassVar[bool] = True  # False: a run that goes on plans again, and comes to the same plan
-    adopt: bool = False  # plan anew where the kept plan is damaged
+    keeps_plan: ClassVar[bool] = True  # False: a resumed run plans again and arrives at the same plan
+    adopt: bool = False  # plan again if the kept plan is damaged
 
     def begin(self) -> None:
         """Called before the plan is read or made."""
 
     @abstractmethod
     def read_plan(self, file: Mapping[str, Any]) -> P:
-        """The plan in a file. Raises Unreadable or Mistake where there is none."""
+        """The plan in a file. Raises Unreadable or Mistake if there is none."""
 
     def accept(self, kept: P) -> P | None:
-        """The plan to go on with; None: the kept one can't be used any more, so choose another. Raises Mistake to refuse."""
+        """The plan to continue with; None: the kept one is unusable now, choose another. Raises Mistake to refuse."""
         return kept
 
     @abstractmethod
     def choose(self) -> Outcome[P]:
-        """Plan anew. Raises OverBudget if nothing fits."""
+        """Make a new plan. Raises OverBudget if nothing fits."""
 
     def chosen(self, outcome: Outcome[P]) -> None:
-        """Called once the new plan is kept: a run that is killed from now on goes on with it."""
+        """Called once the new plan is stored: a run that is killed after this resumes with it."""
 
     @abstractmethod
     def report(self, plan: P, ended: E) -> Mapping[str, Any]:
-        """What the run came to, for report.json and --json."""
+        """The result of the run, for report.json and --json."""
 
 
 class Execution(RoomRun[P, E]):
-    """A run that is carried out in one go."""
+    """A run that is executed in one call."""
 
     @abstractmethod
     def execute(self, plan: P) -> E:
-        """Carry it out, noting events in the folder."""
+        """Execute the plan, and write events to the folder."""
 
 
 @dataclass(frozen=True)
 class Played(Generic[E]):
-    """What `Session.play` came to."""
+    """The result of `Session.play`."""
 
     report: Mapping[str, Any] | None  # None: unfinished
-    ended: E | None = None  # None: it was finished before
+    ended: E | None = None  # None: it had finished before
 
 
 @dataclass
@@ -97,10 +97,10 @@ class Session:
     """A run in a folder that this process holds until the session is left."""
 
     held: OpenedRun
-    draw: Callable[[Report], str]  # the page of a report
+    draw: Callable[[Report], str]  # draws a report as a page
     warn: Callable[[str], None] = warnings.warn
-    by_script: bool = False  # it is told itself of what fails, so a run without a step is not kept for that
-    offset: int = field(init=False)  # in the events: what comes after it was noted in this session
+    by_script: bool = False  # a script sees errors itself, so a run without a step is not kept on their account
+    offset: int = field(init=False)  # position in the events: later ones were written in this session
 
     def __post_init__(self) -> None:
         try:
@@ -127,7 +127,7 @@ class Session:
     # Running
 
     def play(self, execution: Execution[P, E], anew: bool = False) -> Played[E]:
-        """Carry out the run's plan, unless it is finished (`anew`: even then)."""
+        """Execute the run's plan, unless the run is finished (`anew`: even then)."""
         if not anew and (known := self.finished()) is not None:
             self.write_page()
             return Played(known)
@@ -137,7 +137,7 @@ class Session:
             return Played(self.end(execution, plan, ended), ended)
 
     def settle(self, run: RoomRun[P, Any]) -> P:
-        """The plan that the run keeps, or a new one, which it keeps from now on."""
+        """The run's plan: the stored one, or a new one, which is stored."""
         run.begin()
         goes_on = run.keeps_plan and not self.held.changed
         kept = kept_plan(self.folder, run.read_plan, run.adopt) if goes_on else None
@@ -151,7 +151,7 @@ class Session:
         return outcome.chosen
 
     def end(self, run: RoomRun[P, E], plan: P, ended: E) -> Mapping[str, Any] | None:
-        """Keep the report of a run that is done; None of one that is unfinished. Either way its page is drawn."""
+        """Store the report of a finished run; None if it is unfinished. Its page is drawn in both cases."""
         report = None if ended.unfinished else run.report(plan, ended)
         if report is not None:
             self.finish(report)
@@ -160,12 +160,12 @@ class Session:
 
     @contextmanager
     def noting_failure(self) -> Iterator[None]:
-        """While inside, what ends the run early is noted among its events, unless whoever failed did so. A mistake before the first step
-        leaves no run behind."""
+        """While inside, an error that ends the run early is written to its events, unless that was done already. A
+        mistake before the first step leaves no run behind."""
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
-            with suppress(OSError):  # the error counts, not that it can't be noted
+            with suppress(OSError):  # report the error itself, not that it can't be written
                 self.note_failure(error)
             raise
 
@@ -188,11 +188,11 @@ class Session:
     # Telling
 
     def finished(self) -> dict[str, Any] | None:
-        """The report of the run if it is finished and is what is asked for; one that is damaged is made again."""
+        """The report of the run if it is finished and matches the request; a damaged one is made again."""
         return None if self.held.changed else kept_report(self.folder, self.warn)
 
     def finish(self, report: Mapping[str, Any]) -> None:
-        """Keep what the run came to; the same command makes again what can't be written."""
+        """Store the result; if it can't be written, the same command makes it again."""
         try:
             self.folder.write(REPORT, report)
         except OSError as error:
@@ -201,7 +201,8 @@ class Session:
             )
 
     def write_page(self) -> Report:
-        """Draw what there is so far; gives the report that it shows. A page that can't be written leaves the run none the worse."""
+        """Draw the page of what there is so far, and return the report it shows. A failure to write does not affect the
+        run."""
         told = report_of(self.folder.path)
         try:
             write_whole(self.folder.path / PAGE, self.draw(told).encode())
@@ -211,7 +212,7 @@ class Session:
 
 
 def kept_report(folder: Folder, warn: Callable[[str], None]) -> dict[str, Any] | None:
-    """The report of a finished run; none where there is no usable one."""
+    """The report of a finished run; None if it is missing or unusable."""
     try:
         return folder.read(REPORT) or None
     except Unusable as error:
@@ -222,7 +223,8 @@ def kept_report(folder: Folder, warn: Callable[[str], None]) -> dict[str, Any] |
 def kept_plan(
     folder: Folder, read: Callable[[Mapping[str, Any]], T], adopt: bool = False, name: str = PLAN
 ) -> T | None:
-    """The plan that a run keeps; None if it has none. A damaged one is never run: with `adopt`, another is made."""
+    """The stored plan of a run; None if there is none. A damaged one is refused, or with `adopt` replaced by a new
+    plan."""
     try:
         found = folder.read(name)
         return read(found) if found else None

@@ -9,7 +9,7 @@ from shoestring.runs.event import Begun, Event, Stepped, Validated, Warned
 
 
 class Board:
-    """Writes what a person wants to see in TensorBoard; lost steps of a resumed run are taken back."""
+    """Writes a run's scalars for TensorBoard; steps lost before a resume are removed."""
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter

@@ -1,6 +1,6 @@
-"""Tensors in a file, in the safetensors format, written and read piece by piece.
+"""Safetensors files, written and read piece by piece.
 
-The safetensors library wants all bytes in memory at once, or maps the file into the process; a run inside a memory budget
+The safetensors library needs all bytes in memory at once, or maps the file into the process; a run with a memory budget
 can afford neither. The format is simple: the length of a JSON header, the header, the bytes. Reading runs no code.
 """
 
@@ -39,18 +39,18 @@ DTYPES = {
     "C64": torch.complex64,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-PIECE = 1 << 24  # bytes that are moved at once
-LONGEST = 100 << 20  # bytes of a header, as the format has it
+PIECE = 1 << 24  # bytes per read or write
+LONGEST = 100 << 20  # largest header in bytes, by the format
 
 
 class UnreadableTensors(ValueError):
-    """A file that is not what it should be."""
+    """A file that is no valid safetensors file."""
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor | StoredTensor], metadata: Mapping[str, str] | None = None
 ) -> int:
-    """Write tensors to a file; gives its size. Nothing is synced."""
+    """Write tensors to a file; returns its size. Nothing is synced."""
     header = header_of({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}, metadata)
     with open(path, "wb", buffering=0) as file:
         write_all(file.fileno(), header)
@@ -63,7 +63,7 @@ def write_tensors(
 def header_of(
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """What stands before the tensors' bytes: the length of the header, and the header."""
+    """The bytes before the tensors: the length of the header, and the header."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, (dtype, shape) in tensors.items():
@@ -83,7 +83,7 @@ def write_all(file: int, data: Any) -> None:
 
 
 def pieces(tensor: Tensor | StoredTensor) -> Iterator[Any]:
-    """The bytes of a tensor in order, a piece at a time."""
+    """A tensor's bytes in order, piece by piece."""
     if not isinstance(tensor, Tensor):
         for part in tensor.pieces():
             yield from pieces(part)
@@ -104,7 +104,7 @@ class TensorEntry(NamedTuple):
 
 
 class TensorFile:
-    """Tensors of a file, read when they are asked for."""
+    """The tensors of a file, read when needed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -143,11 +143,11 @@ class TensorFile:
         return iter(self.entries)
 
     def later(self, name: str) -> StoredTensor:
-        """A tensor that is read when it is asked for."""
+        """A tensor that is read when needed."""
         return LazyTensor(self, name)
 
     def outline(self) -> dict[str, Tensor]:
-        """The tensors without their values, which takes no memory."""
+        """The tensors on the meta device, which takes no memory."""
         return {
             name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for name, entry in self.entries.items()
         }

@@ -1,18 +1,18 @@
-"""How long a run still takes, by what it took so far. Terminal and page both have it from here."""
+"""Estimate the remaining time of a run; used by terminal and page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
 
-RECENT = 50  # steps that say how fast it is now
-YOUNG = 2  # steps at the beginning that are unlike those after them
+RECENT = 50  # number of recent steps that give the present speed
+YOUNG = 2  # first steps, which are slower than the rest
 
 
 def pace(seconds: Sequence[float]) -> float | None:
-    """Seconds of a step lately: the median, which one slow step does not move. None if nothing is known.
+    """Recent seconds per step: the median, which a single slow step does not change. None if unknown.
 
-    `seconds` of steps from the first; the first two, which warm up, count only where there is little else.
+    `seconds`: of all steps so far; the first two, which warm up, only count if there is little else.
 
     >>> pace([9.0, 5.0, 1.0, 1.0, 7.0, 1.0]), pace([4.0]), pace([])
     (1.0, 4.0, None)
@@ -24,10 +24,10 @@ def pace(seconds: Sequence[float]) -> float | None:
 def time_left(
     step: int, steps: int, seconds: Sequence[float], validations: Sequence[tuple[int, float]] = ()
 ) -> float | None:
-    """Seconds until the last step is done: those of its steps, and of the validations that come as often as before. None if nobody
-    knows: no step was done, or it is not known how many there will be.
+    """Seconds until the last step is done, including validations at the same frequency as before. None if unknown: no
+    step was done, or their number is not known.
 
-    `validations`: (step, seconds) of those that were done.
+    `validations`: (step, seconds) of each so far.
 
     >>> time_left(10, 30, [2.0] * 10), time_left(10, 30, [2.0] * 10, [(5, 3.0), (10, 3.0)]), time_left(10, 0, [2.0] * 10)
     (40.0, 52.0, None)

@@ -1,4 +1,5 @@
-"""The tensors of one or more safetensors files, found by what a person would point at: a file, several, an index, a folder."""
+"""Find the tensors of one or more safetensors files from the paths that people give: a file, several, an index, a
+folder."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from shoestring.core.regular import read_regular, regular
 from shoestring.core.weights import PICKLES
 from shoestring.runs.tensors import TensorFile, UnreadableTensors
 
-PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # how such files begin
+PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # first bytes of such files
 INDEX = ".safetensors.index.json"
 
 
-def opened(paths: Iterable[str]) -> dict[str, TensorFile]:
+def open_tensors(paths: Iterable[str]) -> dict[str, TensorFile]:
     """All tensors by name, with the file that each is in."""
     found: dict[str, TensorFile] = {}
     for path in (file for one in paths for file in files_of(Path(one))):
@@ -36,7 +37,7 @@ def read(path: Path) -> TensorFile:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The safetensors files that a path stands for."""
+    """The safetensors files that a path refers to."""
     if path.name.endswith(INDEX):
         return shards(path)
     if not path.is_dir():
@@ -55,7 +56,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def shards(index: Path) -> list[Path]:
-    """The files that an index names, each of which must have what the index says."""
+    """The files that an index names; refused if one lacks a tensor that the index says it has."""
     try:
         places = {name: str(file) for name, file in json.loads(read_regular(index))["weight_map"].items()}
         names = list(dict.fromkeys(places.values()))
@@ -64,7 +65,7 @@ def shards(index: Path) -> list[Path]:
             f"the job's weights: {index} is not an index of safetensors files ({type(error).__name__}: {error})"
         ) from error
     for name in names:
-        if Path(name).name != name or not os.path.isfile(index.parent / name):  # which no name makes fail
+        if Path(name).name != name or not os.path.isfile(index.parent / name):  # no such name can raise
             raise Mistake(
                 f"the job's weights: {index.name} names {name}, which is not beside it in {index.parent}: a part of the model is "
                 f"missing"
@@ -77,7 +78,7 @@ def shards(index: Path) -> list[Path]:
 
 
 def refuse_pickle(path: Path) -> None:
-    """Refuse a file that could run code when it is read."""
+    """Refuse a file whose reading could run code."""
     try:
         with open(path, "rb", opener=regular) as file:
             first = file.read(4)

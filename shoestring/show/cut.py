@@ -1,4 +1,4 @@
-"""Where a model is cut and how its workers stand, as a terminal and a page tell it: what is predicted, beside what was measured."""
+"""Where a model is cut and how its workers are arranged, for terminal and page: predicted, and measured."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class StageRow:
     """What one stage holds."""
 
     stage: int
-    blocks: int  # how many
-    names: str  # which
-    predicted: int | None  # bytes of tensors at most, of its largest worker
+    blocks: int  # number of blocks
+    names: str  # their names
+    predicted: int | None  # peak tensor bytes of its largest worker
     measured: int | None
 
     @property
@@ -41,9 +41,9 @@ class StageRow:
 
 @dataclass(frozen=True)
 class ModelCut:
-    """A model that is cut."""
+    """A model cut across workers."""
 
-    sizes: Mapping[str, int]  # the mesh
+    sizes: Mapping[str, int]  # workers along each axis of the mesh
     schedule: str
     pieces: int
     why: str
@@ -52,9 +52,9 @@ class ModelCut:
     measured: Timeline | None
     bubble: tuple[
         float | None, float | None
-    ]  # share of a step in which workers wait: predicted, and measured as the median
-    step: int = 0  # that the measured timeline is of,
-    steps: int = 0  # and how many steps the median is of
+    ]  # fraction of a step in which workers wait: predicted, and measured (the median)
+    step: int = 0  # the step of the measured timeline,
+    steps: int = 0  # and the number of steps in the median
     one_clock: bool = True
 
     @property
@@ -63,14 +63,14 @@ class ModelCut:
 
     @property
     def way(self) -> str:
-        """How a batch goes through the stages."""
+        """The schedule in words."""
         idle = self.bubble[0]
         waits = f", by which workers are predicted to wait for {100 * idle:.0f} % of a step" if idle is not None else ""
         return f"a batch in {self.pieces} pieces by the schedule {self.schedule}{waits}"
 
     @property
     def note(self) -> str:
-        """What to know of the measured timeline."""
+        """Remarks on the measured timeline."""
         if self.measured is None:
             return ""
         share, count = (
@@ -89,7 +89,7 @@ class ModelCut:
 
 
 def model_cut(plan: CutPlan, timed: StageTimes | None = None) -> ModelCut:
-    """The cut of a plan, with what was measured of it."""
+    """The cut of a plan, with its measurements."""
     return ModelCut(
         plan.mesh,
         plan.staging.schedule,
@@ -117,7 +117,8 @@ def action_timeline(works: Sequence[Sequence[Work]]) -> Timeline:
 
 
 def stage_rows(plan: CutPlan, peaks: Sequence[int]) -> list[StageRow]:
-    """What every stage holds. Chunks go round: with two of them each, the first of two stages holds the chunks 0 and 2."""
+    """What every stage holds. Chunks are assigned round-robin: with two per stage, the first of two stages holds the
+    chunks 0 and 2."""
     stages, cut, names = plan.mesh["stage"], plan.staging.cut, plan.staging.blocks
     predicted = {rank: kind.peak_bytes for kind in plan.ranks for rank in kind.ranks}
     measured = dict(enumerate(peaks))

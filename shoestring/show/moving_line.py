@@ -1,4 +1,4 @@
-"""The line at the bottom of the terminal that moves, and what is said above it. On a pipe every line stands for itself."""
+"""The moving line at the bottom of the terminal, and messages above it. On a pipe every line is printed separately."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ ERASE = "\x1b[K"  # to the end of the line
 
 
 class MovingLine:
-    """A line that is written over and over. Whatever else is said meanwhile is said by it, so that nothing is left of the line there."""
+    """A line that is overwritten again and again. All other messages are printed by it too, so that nothing of the line
+    is left in them."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
         self.moves = self.stream.isatty()
-        self.shown = ""  # what stands there now
+        self.shown = ""  # the present text
 
     def show(self, text: str) -> None:
-        """Write the line anew; on a pipe, another one."""
+        """Replace the line; on a pipe, print another one."""
         if not self.moves:
             print(text, file=self.stream)
             return
@@ -29,7 +30,7 @@ class MovingLine:
         self.shown = text
 
     def say(self, text: str) -> None:
-        """Something above the line, which moves on below it."""
+        """Print a message above the line."""
         before = self.shown
         self.clear()
         print(text, file=self.stream)
@@ -37,19 +38,19 @@ class MovingLine:
             self.show(before)
 
     def clear(self) -> None:
-        """Leave nothing of it."""
+        """Erase the line."""
         if self.shown:
             self.write("\r" + self.erasing(0) + "\r")
             self.shown = ""
 
     def end(self) -> None:
-        """Leave it as it is; what follows begins on a line of its own."""
+        """Leave the line as it is; later output starts on a new line."""
         if self.shown:
             print(file=self.stream)
             self.shown = ""
 
     def erasing(self, length: int) -> str:
-        """What removes the rest of the line after so many characters."""
+        """The characters that erase the rest of a line after `length` characters."""
         return " " * max(len(self.shown) - length, 0) if os.environ.get("TERM") == "dumb" else ERASE
 
     def write(self, text: str) -> None:

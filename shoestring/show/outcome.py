@@ -1,4 +1,4 @@
-"""The outcome of a planning in the terminal: the chosen plan and why, what it was chosen from, and how its figures are known."""
+"""The planner's outcome in the terminal: the chosen plan, the alternatives, and where the figures come from."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from shoestring.core.figures import Quantity
 
-NARROW = 100  # columns below which a table of plans has no room for their names
+NARROW = 100  # below this width, a table has no room for the names of plans
 
 
 def outcome_text(
     outcome: Outcome[Any], columns: Sequence[Quantity], screen: Screen = PIPE, about: Iterable[RenderableType] = ()
 ) -> str:
-    """The planner's outcome for a person. `columns`: the figures by which plans are compared; the last one is the objective.
-    `about`: what the room adds on the chosen plan."""
+    """The planner's outcome for a person. `columns`: the figures by which plans are compared; the last one is the
+    objective. `about`: the room's own lines about the chosen plan."""
     chosen = outcome.chosen
     limits = " and ".join(unit_text(one.value, one.unit) for one in outcome.budget.limits())
     level = chosen.exactness
@@ -62,7 +62,7 @@ def plan_rows(outcome: Outcome[Any], columns: Sequence[Quantity]) -> list[list[s
 
 
 def compared_plans(rows: Sequence[Sequence[str]], screen: Screen) -> list[RenderableType]:
-    """Plans as a table; where that would cut names to pieces, as a name and a line of figures each."""
+    """Plans as a table, or, if that would break names, as a name and a line of figures each."""
     figures_at = range(1, len(rows[0]) - 1)
     if screen.width is None or screen.width >= NARROW:
         return [table_part(rows, right=figures_at, bold=1)]
@@ -100,7 +100,7 @@ def not_used(refused: Sequence[tuple[str, str]]) -> list[RenderableType]:
 
 
 def basis(outcome: Outcome[Any]) -> list[RenderableType]:
-    """How many plans there were, and how the figures of the chosen one are known."""
+    """How many plans were considered, and where the chosen one's figures come from."""
     lines = [""]
     if not outcome.asked:
         took = f"; planned in {seconds_text(outcome.seconds)}" if outcome.seconds else ""

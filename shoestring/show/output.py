@@ -1,4 +1,4 @@
-"""What commands say beside their result: words for a person, on the error stream, where they are never in the way of --json."""
+"""Messages of commands besides their result: on the error stream, where they never mix with --json."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 def say(call: Call, text: str) -> None:
-    """A word for the person in front of the terminal."""
+    """Print a message for the person at the terminal."""
     if sys.stderr.isatty() or not call.json:
         print(text, file=sys.stderr)
 
 
 def warn(texts: Iterable[str]) -> None:
-    """Tell of what is wrong and does not keep us from going on."""
+    """Print warnings."""
     for text in texts:
         print(f"warning: {text}", file=sys.stderr)
 
 
 def write_page(place: Path, text: str, asked: bool = False) -> None:
-    """A page that can't be written is told of; the run is none the worse."""
+    """Write a page. If that fails, print a warning; the run is not affected."""
     from shoestring.core.files import write_whole
 
     try:
@@ -38,7 +38,7 @@ def write_page(place: Path, text: str, asked: bool = False) -> None:
 
 
 def screen(stream: TextIO) -> Screen:
-    """How wide a stream of ours is, and whether colours are wanted there (https://no-color.org)."""
+    """A stream's width, and whether it gets colours (https://no-color.org)."""
     from shoestring.show.terminal import PIPE, Screen
 
     if not stream.isatty():

@@ -1,4 +1,4 @@
-"""How commands tell of a run that is finished, or that the same command goes on with: page, JSON and a few lines."""
+"""How commands report a run that is finished, or that the same command continues: page, JSON and a few lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def session_of(held: OpenedRun) -> Session:
-    """The session of a command: what can't be written is told of beside the result."""
+    """The session of a command; write failures are reported as warnings."""
     from shoestring.runs.session import Session
     from shoestring.show.page import page
 
@@ -31,7 +31,7 @@ def session_of(held: OpenedRun) -> Session:
 
 
 def unfinished(call: Call, asked: RunOptions, session: Session, said: str, unsaved: str) -> int:
-    """Tell of a run that the same command goes on with."""
+    """Report a run that the same command continues."""
     from shoestring.runs.report import report_of
 
     if unsaved:
@@ -50,7 +50,7 @@ def reported(
     session: Session,
     shown: Callable[[Mapping[str, Any], Path], None] | None = None,
 ) -> int:
-    """Tell the user of a run that is finished; `shown` prints it (default: as `train` does)."""
+    """Report a finished run; `shown` prints it (default: as `train` does)."""
     import json
     from pathlib import Path
 
@@ -78,7 +78,7 @@ def believed_report(run: Path) -> Iterator[None]:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise Mistake(
-            f"{run / 'report.json'} says what can't be ({type(error).__name__}: {str(error)[:120]}): remove it, and the same "
+            f"{run / 'report.json'} has impossible content ({type(error).__name__}: {str(error)[:120]}): remove it, and the same "
             f"command makes it again"
         ) from error
 
@@ -91,7 +91,7 @@ def show(report: Mapping[str, Any], told: Report, page: Path) -> None:
     from shoestring.show.timeline import cut_text
 
     print("", beside(compared(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")
-    for one in report.get("workers", ()):  # the table above is about the largest
+    for one in report.get("workers", ()):  # the table above is about the largest worker
         known = (
             f"{figure.quantity.label} {figure.quantity.text(figure.measured)} "
             f"({figure.off_text}{'' if figure.off_text == AS else ' what was predicted'})"
@@ -116,7 +116,7 @@ def show(report: Mapping[str, Any], told: Report, page: Path) -> None:
 
 
 def ended_text(why: str, steps: int, epochs: int, asked: dict[str, int]) -> str:
-    """Why a training ended, in a sentence; `asked`: steps and epochs that the job wanted, 0 for those it did not name.
+    """Why a training ended, in a sentence; `asked`: the steps and epochs that the job requested, 0 if unset.
 
     >>> print(ended_text("data ended", 85, 0, {"steps": 120, "epochs": 0}))
     ended after 85 steps: the data ended (120 steps were asked for); give data that can be gone through again, or --epochs
@@ -138,7 +138,7 @@ def ended_text(why: str, steps: int, epochs: int, asked: dict[str, int]) -> str:
 
 
 def best_text(best: dict[str, Any]) -> str:
-    """The best validation, in a line.
+    """The best validation in one line.
 
     >>> best_text({"step": 300, "epoch": 2, "loss": 0.31, "accuracy": 0.912})
     'best held out: loss 0.310, accuracy 0.912, after step 300 (epoch 2)'

@@ -1,7 +1,8 @@
-"""What a person sees in the terminal: tables, bars and the progress line, as text.
+"""Terminal output: tables, bars and the progress line, as text.
 
-Text is made for a screen. On a pipe it is plain and as wide as it gets, so that names stay whole and tools can read it; in a terminal it is
-wrapped at words to the terminal's width, with colours where they are wanted. rich is imported when something is drawn.
+Text is made for a given screen. On a pipe it is plain and never wrapped, so that names stay whole and tools can read
+it; in a terminal it is wrapped at words to the terminal's width, in colour if wanted. rich is only imported when
+something is drawn.
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Screen:
-    """Where text is shown."""
+    """The properties of the output."""
 
-    width: int | None = None  # columns; None: a pipe or a file, where no line is ever wrapped
+    width: int | None = None  # None: a pipe or a file, where lines are never wrapped
     colour: bool = False
 
 
 PIPE = Screen()
-WIDE = 100_000  # columns that no line reaches
-DASHES = "    \n    \n -  \n    \n    \n    \n    \n    \n"  # rich's way of saying: a line of dashes below each column's heading
+WIDE = 100_000  # wider than any line
+DASHES = (
+    "    \n    \n -  \n    \n    \n    \n    \n    \n"  # rich's notation for a line of dashes below each column heading
+)
 
 
 def rendered(parts: Iterable[RenderableType], screen: Screen) -> str:
-    """What rich makes of these parts, one below the other."""
+    """Text that rich makes of these parts, one below the other."""
     from io import StringIO
 
     from rich.console import Console
@@ -54,7 +57,8 @@ def rendered(parts: Iterable[RenderableType], screen: Screen) -> str:
 
 
 def table_part(rows: Sequence[Sequence[str]], right: Iterable[int] = (), bold: int | None = None) -> RenderableType:
-    """Rows of cells as aligned columns; the first row is the heading, and row `bold` stands out. Figures, at the right, are never cut."""
+    """Rows of cells in aligned columns; the first row is the heading, and row `bold` is highlighted. Right-aligned
+    cells (figures) are never cut."""
     from rich.box import Box
     from rich.table import Table
     from rich.text import Text
@@ -94,7 +98,7 @@ def indented(text: str, by: int = 2) -> RenderableType:
 
 
 def aligned(rows: Iterable[Sequence[str]], right: int) -> RenderableType:
-    """Indented rows of cells, those of one column at the right; what is too long is wrapped in the last column."""
+    """Indented rows of cells; the columns `right` are right-aligned, and long text is wrapped in the last column."""
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
@@ -126,7 +130,7 @@ def plain(text: str) -> RenderableType:
 
 
 def beside(found: Figures, screen: Screen = PIPE) -> str:
-    """Predicted beside measured, of any room's figures."""
+    """Predicted and measured figures as a table."""
     rows = [["", "predicted", "measured", "which is"]]
     rows += [
         [one.quantity.label, one.quantity.text(one.predicted), one.quantity.text(one.measured), one.off_text]
@@ -138,22 +142,22 @@ def beside(found: Figures, screen: Screen = PIPE) -> str:
 
 @dataclass(frozen=True)
 class ProgressLine:
-    """Where a training stands, for the line that moves meanwhile."""
+    """The data of the progress line of a training."""
 
     step: int
-    steps: int  # in all; 0: nobody knows
+    steps: int  # total; 0: unknown
     loss: float
-    used: int  # bytes of the process at most so far
+    used: int  # peak bytes of the process so far
     budget: int | None = None  # bytes
     left: float | None = None  # seconds; None: not known
-    epoch: int = 0  # the round of the data that it is in, from 1; 0: nobody counts them
-    epochs: int = 0  # rounds in all; 0: it does not end by them
-    rate: float | None = None  # learning rate; None: there is no schedule
+    epoch: int = 0  # the present epoch, from 1; 0: not counted
+    epochs: int = 0  # total; 0: the run does not end by epochs
+    rate: float | None = None  # learning rate; None: no schedule
     metrics: Mapping[str, float | None] = field(default_factory=dict)  # of the last validation
 
 
 def progress(told: ProgressLine, screen: Screen = PIPE) -> str:
-    """The line that moves while training: as much of it as fits, the most telling first.
+    """The progress line while training: as much as fits, the most important first.
 
     >>> progress(ProgressLine(5, 10, 2.5, 3 << 20, 6 << 20, 7.0))
     '██████████░░░░░░░░░░ 5/10  loss 2.500  memory 3.00 MiB of 6.00 MiB ████░░░░  about 7 s left'
@@ -166,7 +170,7 @@ def progress(told: ProgressLine, screen: Screen = PIPE) -> str:
 
 
 def variants(told: ProgressLine) -> Iterator[list[str]]:
-    """What the line may say, from all there is to the least."""
+    """The line's parts, from everything down to the least."""
     done = told.step / told.steps if told.steps else None
     epoch = f", epoch {told.epoch}" + (f" of {told.epochs}" if told.epochs else "") if told.epoch else ""
     place = f"{told.step}/{told.steps}" if told.steps else f"step {told.step}"
@@ -196,7 +200,7 @@ def variants(told: ProgressLine) -> Iterator[list[str]]:
 
 
 def number_text(value: float | None) -> str:
-    """A loss or a metric, with as many digits as say something.
+    """A loss or a metric with its significant digits.
 
     >>> number_text(2.5), number_text(0.00012345), number_text(123456.7)
     ('2.500', '0.000123', '1.23e+05')

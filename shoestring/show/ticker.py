@@ -1,4 +1,4 @@
-"""A line of progress at least every ten seconds, where a log is written and no line moves."""
+"""A line of progress at least every ten seconds, for logs, where no line can move."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-LONGEST = 9.0  # seconds without a line
-LOOKS = 0.5  # seconds between two looks at the clock: together less than ten
+LONGEST = 9.0  # longest time without a line, in seconds
+LOOKS = 0.5  # seconds between two looks at the clock; the sum is below ten
 
 SAYING = threading.Lock()
-# Nobody says anything while a process is forked: the new one would find the lock of a standard stream held by a thread that it has not
+# Held while a process is forked: otherwise the child could inherit a standard stream whose lock is held by a thread
+# that it does not have
 os.register_at_fork(before=SAYING.acquire, after_in_parent=SAYING.release, after_in_child=SAYING.release)
 
 
 class Ticker:
-    """Says what is being done, and for how long, when nothing was said for a while. Whoever says something tells it so."""
+    """Prints what is being done, and for how long, if nothing was printed for a while. Code that prints must notify it."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.say, self.clock = say, clock
-        self.doing = ""  # nothing: there is nothing to say
-        self.since = self.last = clock()  # it is being done; something was said
-        self.lock = SAYING  # two threads say something
+        self.doing = ""  # what is being done; empty: nothing to say
+        self.since = self.last = clock()  # when that began, and when something was last printed
+        self.lock = SAYING  # two threads print
 
     def begin(self, doing: str) -> None:
         """Something else is being done from now on."""
@@ -34,7 +35,7 @@ class Ticker:
             self.doing, self.since = doing, self.clock()
 
     def update(self, doing: str) -> None:
-        """The same thing is being done, further on."""
+        """The same thing continues, further on."""
         with self.lock:
             self.doing = doing
 
@@ -46,7 +47,7 @@ class Ticker:
         return self.clock() - self.last >= LONGEST
 
     def tick(self) -> None:
-        """Say what is being done, if nothing was said for long."""
+        """Print what is being done, if nothing was printed for long."""
         from shoestring.core.units import about
 
         with self.lock:
@@ -56,7 +57,7 @@ class Ticker:
 
     @contextmanager
     def running(self, wanted: bool = True) -> Iterator[None]:
-        """While inside, a thread looks at the clock, if that is `wanted`."""
+        """While inside, a thread watches the clock, if `wanted`."""
         over = threading.Event()
 
         def look() -> None:

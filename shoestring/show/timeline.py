@@ -1,11 +1,11 @@
-"""The timeline of a pipeline in a terminal: a line for each worker, with a letter and the number of the piece where it computes, and dots
-where it is idle.
+"""The timeline of a pipeline in a terminal: one line per worker, a letter and the number of the micro-batch where it
+computes, dots where it is idle.
 
     stage 0  F0F1F2····B0──B1──B2──
     stage 1  ··F0F1F2B0──B1──B2──··
 
-A picture is made of columns that are all as long; each shows what the worker did for most of it. So nothing is too short or too many to be
-drawn, and what is shorter than half a column is only in the share that stands above the picture.
+The picture consists of columns of equal time; each shows what the worker did for most of it. So any number of actions
+can be drawn, and idle time shorter than half a column only shows in the percentage above the picture.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TONES = {
     Kind.BACKWARD: "backward",
     Kind.INPUTS: "backward",
     Kind.WEIGHTS: "update",
-}  # as the page has them
+}  # as on the page
 COLOURS = {"forward": "white on blue", "backward": "black on yellow", "update": "black on green", IDLE: "red"}
 WORDS = {
     Kind.FORWARD: "forward",
@@ -38,12 +38,12 @@ WORDS = {
     Kind.INPUTS: "backward to inputs",
     Kind.WEIGHTS: "backward to weights",
 }
-ON_PIPE, MOST_ROWS = 100, 16  # columns where nobody knows how many there are; workers that are drawn
+ON_PIPE, MOST_ROWS = 100, 16  # columns if the width is unknown; most workers drawn
 
 
 @dataclass(frozen=True)
 class ColumnRun:
-    """Columns of one colour."""
+    """Consecutive columns of one colour."""
 
     text: str
     tone: str  # forward, backward, update or idle
@@ -61,16 +61,16 @@ class TimelineRow:
 
 @dataclass(frozen=True)
 class TimeGrid:
-    """How time becomes columns."""
+    """How time maps to columns."""
 
-    scale: float  # columns a second
+    scale: float  # columns per second
     names: Mapping[
         Kind, int
-    ]  # how much of an action's name there is room for: 1 its letter, 2 with the piece, 3 with the chunk
+    ]  # how much of an action's name fits: 1 its letter, 2 with the micro-batch, 3 with the chunk
 
 
 def drawn(timeline: Timeline, width: int) -> list[str]:
-    """The picture in plain text, at most so many columns wide."""
+    """The picture in plain text, at most `width` columns wide."""
     return [row.text for row in rows(timeline, grid_of([timeline], width))]
 
 
@@ -88,7 +88,7 @@ def rows(timeline: Timeline, grid: TimeGrid) -> list[TimelineRow]:
 
 
 def names_of(timeline: Timeline) -> dict[int, str]:
-    """The workers that are drawn, by number."""
+    """The workers that are drawn: number -> name."""
     shown = {worker: f"stage {worker}" for worker in drawn_workers(len(timeline), MOST_ROWS)}
     wide = max(map(len, shown.values()), default=0) + 2
     return {worker: name.ljust(wide) for worker, name in shown.items()}
@@ -110,8 +110,9 @@ def ends(timeline: Timeline) -> tuple[float, float]:
 
 
 def grid_of(timelines: Sequence[Timeline], width: int) -> TimeGrid:
-    """One grid for several timelines. It is as wide as there is room, or a bit less where the shortest action of the first one then
-    has whole columns, so that all look alike. Names are as long as there is room for on the average, for all of a kind."""
+    """One grid for several timelines. It is as wide as possible, or slightly less if the shortest action of the first
+    timeline then takes whole columns, so that equal actions look alike. Names are as long as fits on average, for all
+    actions of a kind."""
     named = max(len(name) for one in timelines for name in ["", *names_of(one).values()])
     columns, seconds = max(10, width - named), max(last - first for one in timelines for first, last in [ends(one)])
     shortest = min(
@@ -157,9 +158,9 @@ def stretches(
 
 
 def by_column(own: Sequence[ActionSpan], first: float, scale: float, columns: int) -> list[Action | None]:
-    """What a worker does for most of each column; None where it is idle for most of it. Where a column holds several actions, the short
-    ones would never be seen: there, what was shown too seldom so far comes before what is longest."""
-    parts: list[dict[Kind | None, float]] = [{} for _ in range(columns)]  # of a column, by kind
+    """What a worker does for most of each column; None if it is mostly idle. If a column has several actions, short
+    ones would never be seen, so a kind that was shown too rarely so far is preferred over the longest action."""
+    parts: list[dict[Kind | None, float]] = [{} for _ in range(columns)]  # per column: seconds by kind
     longest: list[dict[Kind | None, tuple[float, Action]]] = [{} for _ in range(columns)]
     for span in own:
         begin, end = (span.begin - first) * scale, (span.end - first) * scale
@@ -198,7 +199,8 @@ def label(action: Action, workers: int, much: int, room: int) -> str:
 
 
 def timeline_text(predicted: Timeline, measured: Timeline | None = None, screen: Screen = PIPE) -> str:
-    """The predicted timeline, and the measured one below it on the same scale, with the idle share of each and what the letters mean."""
+    """The predicted timeline, and the measured one below on the same scale, with the idle percentage of each and a
+    legend."""
     return rendered(timeline_parts(predicted, measured, screen), screen)
 
 
@@ -212,7 +214,7 @@ def timeline_parts(predicted: Timeline, measured: Timeline | None, screen: Scree
 
 
 def cut_parts(cut: ModelCut, screen: Screen) -> list[RenderableType]:
-    """Which stage holds what, and who does what when."""
+    """What each stage holds, and the timeline."""
     rows = [["stage", "blocks", "which", "tensors, predicted", "measured"], *([*row.cells] for row in cut.rows)]
     wanted = [place for place in range(5) if place < 2 or any(row[place] for row in rows[1:])]
     figures = [number for number, place in enumerate(wanted) if place in (1, 3, 4)]
@@ -236,7 +238,7 @@ def told(timeline: Timeline) -> str:
 
 
 def legend(timeline: Timeline, grid: TimeGrid) -> str:
-    """What is in the picture, in words."""
+    """The legend of the picture."""
     words = [f"{kind} {WORDS[kind]}" for kind in Kind if kind in grid.names]
     numbered = ["each with the number of its piece"] if max(grid.names.values(), default=0) > 1 else []
     several = (

@@ -1,8 +1,8 @@
 """Check techniques that a user names: by --use, in a plan file, in a Plan or as techniques of a script.
 
-They must go together, each must work for this job, and the weights must stay as close to plain training as was asked;
-else a Mistake says why not. All training with techniques that the planner did not choose for this very job passes this
-check.
+They must be compatible with each other, each must work for this job, and the weights must stay as close to plain
+training as requested; else a Mistake says why not. All training with techniques that the planner did not choose for
+this very job passes this check.
 """
 
 from __future__ import annotations

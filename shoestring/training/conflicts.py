@@ -1,6 +1,6 @@
 """Pairs of techniques that can't be combined, each with the reason. The planner reads it and the user sees it.
 
-A technique stands here under any of the names that it is `called` by: its own, that of one of its settings (its label), or one that
+A technique is listed under any of its names (`called`): its own, the label of one of its settings, or a name that
 several techniques share.
 """
 
@@ -17,7 +17,7 @@ from shoestring.training.group_technique import UNITING
 ALL_GRADIENTS = "fp16 must look at all gradients for overflow before any weight moves"
 SERVED = ("Asynchronous", "DropStragglers")  # the first worker keeps the weights and serves the others
 SPARSE = ("MagnitudePrune", "RandomPrune", "L0", "VariationalDropout")
-GATED = ("L0", "VariationalDropout")  # of those, the ones whose steps compute with something else in the weights' place
+GATED = ("L0", "VariationalDropout")  # of those, the ones that replace the weights in the forward of a step
 # With these, the workers of one copy of the model hold different weights
 HOLDERS = (("Pipeline", "every stage"), ("TensorParallel", "every worker along tensor"))
 
@@ -69,7 +69,7 @@ PAIRS: tuple[tuple[str, str, str], ...] = (
     *(("EMA", one, "between two synchronisations every worker has weights, and so an average, of its own")
       for one in ("LocalSteps", "CompressGradients(topk)")),
     *(("EMA", one, "weights move whenever a gradient arrives, so an average by steps would depend on who came when") for one in SERVED),
-    # Masks are of whole weights, and change between updates of all of them
+    # Masks cover whole weights, and change between updates of all of them
     *((one, other, f"{other} {why}, and {one} needs {needs}") for one in SPARSE for other, why, needs in (
         ("LowRank", "leaves the weights as they are and trains updates beside them", "weights that are trained themselves"),
         ("StepInBackward", "moves a weight as soon as its gradient is there", "all gradients before any weight moves"),
@@ -85,7 +85,7 @@ PAIRS: tuple[tuple[str, str, str], ...] = (
     *((one, "Precision(fp16)", f"{one} makes gradients of gates of all others, which fp16 has at a loss scale that may have overflowed")
       for one in GATED),
     *((one, other, "both say which weights are zero: choose one") for one, other in combinations(SPARSE, 2)),
-    # Pipelines
+    # Techniques that cut the model into stages
     ("SequencePipeline", "Pipeline(zero-bubble)",
      "a slice runs backward after all later ones, as a whole; zero-bubble splits the backward in two: use schedule='gpipe' or '1f1b'"),
     ("SequencePipeline", "Pipeline(pipedream)",
@@ -99,7 +99,7 @@ PAIRS: tuple[tuple[str, str, str], ...] = (
      "pipedream keeps versions of whole layers, and with TensorParallel a worker has parts of them: use schedule='1f1b'"),
     ("Pipeline(pipedream)", "Accumulate",
      "Accumulate adds up the gradients of micro-batches, and pipedream moves the weights after each: give it fewer pieces instead"),
-    # Parts of weights
+    # Techniques that hold parts of weights
     ("TensorParallel", "Precision(weights)",
      "TensorParallel has parts of the weights that the model was made with, and 16-bit weights are others: leave weights= out"),
     ("TensorParallel", "Shard(stage=3)",
@@ -122,9 +122,9 @@ def clash(one: Technique[Any, Any], other: Technique[Any, Any]) -> str:
     return known_clash(names(one), names(other))
 
 
-@lru_cache(1 << 16)  # a search asks with every step that it takes
+@lru_cache(1 << 16)  # a search asks at every step
 def names(technique: Technique[Any, Any]) -> tuple[str, ...]:
-    """A technique's own name, and those of its others that are in the table."""
+    """A technique's own name, and its other names that are in the table."""
     own, *others = technique.called
     return own, *(name for name in others if name in KNOWN)
 

@@ -28,7 +28,7 @@ UNITING = "what unites workers"  # stands for all such techniques in the table o
 class GroupTechnique(TrainingTechnique, ABC):
     """Unites workers, so that they train one model."""
 
-    unites: ClassVar[str]  # the axis of the mesh along which they stand
+    unites: ClassVar[str]  # the axis of the mesh along which its workers are arranged
 
     @property
     def called(self) -> tuple[str, ...]:

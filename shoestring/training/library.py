@@ -204,7 +204,7 @@ def as_steps(found: Iterable[ScriptStep]) -> Generator[Step, None, None]:
 
 
 def speak_of_arguments(found: Generator[Step, None, None]) -> Iterator[Step]:
-    """The same, with what is raised on the way in the words of a script, and draws that are apart from the script's."""
+    """The same steps: errors are worded for a script, and random draws are kept apart from the script's."""
     with speaking_of_arguments():
         yield from random_state.drawing_apart(found)
 
@@ -234,7 +234,7 @@ class FitResult:
 
     @property
     def course(self) -> str:
-        """How the loss went."""
+        """How the loss developed."""
         return (
             f"loss {self.losses[0]:.3f} -> {self.losses[-1]:.3f} in {len(self.losses)} steps"
             if self.losses

@@ -1,6 +1,6 @@
-"""What can be asked of training: flags of `shoestring plan`, `train` and `verify`, arguments of the library's functions of these names.
+"""Options of `shoestring plan`, `train` and `verify`, and arguments of the library's functions of the same names.
 
-Nothing heavy is imported: a wrong flag is told of at once.
+Imports nothing heavy, so that a wrong flag is reported at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JOB = "a Python file with `def job(...) -> Job`, or the name of a built-in job"
 
 
 def level_name(text: str) -> str:
-    """What was typed after --exact; a name that a level had before is answered with its name of today."""
+    """The level typed after --exact; for an earlier name, the error gives its present name."""
     if hint := rename_hint(text):
         from argparse import ArgumentTypeError
 
@@ -33,11 +33,11 @@ def level_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a plan must keep to."""
+    """What a plan must comply with."""
 
     memory: str | int | None = argument(
         "MEMORY",
-        "most bytes of the training process, such as 600MiB; those that load data are not counted (default: what is free)",
+        "memory limit of the training process, such as 600MiB; data-loading processes are not counted (default: what is free)",
     )
     use: tuple[TrainingTechnique | str, ...] | None = argument(
         "TECHNIQUE",
@@ -46,11 +46,13 @@ class PlanOptions:
     )
     plan: str | None = argument("FILE", "replay a plan that was saved", command_only=True)
     fresh_plan: bool = argument(
-        "", "measure again what was measured when this job was planned before (after its data changed, say)", False
+        "",
+        "measure again, instead of using measurements of earlier plannings of this job (after its data changed, for example)",
+        False,
     )
     exact: str | None = argument(
         "",
-        "the least that the weights must be of those of plain training: "
+        "required level of equivalence with plain training: "
         + ", ".join(f"{name} ({level.word})" for name, level in ASKED.items())
         + f" (default: {Exactness.ROUNDING.word} if such a plan fits, else {Exactness.DISTRIBUTION.word})",
         choices=tuple(ASKED),
@@ -71,7 +73,7 @@ class PlanOptions:
 
     @property
     def written(self) -> tuple[str, ...] | None:
-        """The techniques that are asked for, as text."""
+        """The requested techniques, as text."""
         if self.use is None:
             return None
         return tuple(one if isinstance(one, str) else text_of(one) for one in self.use)
@@ -103,7 +105,7 @@ def text_of(technique: TrainingTechnique) -> str:
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """How many workers train together, and where."""
+    """How many workers train together, and on which machines."""
 
     devices: int = argument("N", "workers on this machine that train together (default 1)", 1, read=int)
     nodes: str | None = argument(
@@ -112,14 +114,14 @@ class WorkerOptions:
         command_only=True,
     )
     patience: str = argument(
-        "TIME", "without a sign of life for so long, a worker is replaced (default 30s)", "30s", command_only=True
+        "TIME", "replace a worker that shows no sign of life for this long (default 30s)", "30s", command_only=True
     )
     restarts: int = argument(
-        "N", "how often to go on after a worker's death (default 10)", 10, read=int, command_only=True
+        "N", "how often to restart after a worker died (default 10)", 10, read=int, command_only=True
     )
 
     def team(self, environment: Mapping[str, str]) -> Team:
-        """Who trains together, from what the user wrote, or from what torchrun or SLURM put into the environment."""
+        """The workers that train together, from the user's options or from the environment of torchrun or SLURM."""
         from shoestring.processes.nodes import team_of
 
         return team_of(self.devices, self.nodes, self.patience, self.restarts, environment)
@@ -131,9 +133,7 @@ class PlanCommand:
     course: Course = group(Course)
     plan: PlanOptions = group(PlanOptions)
     workers: WorkerOptions = group(WorkerOptions)
-    hardware: str | Path | None = argument(
-        "FILE", "plan for a cluster that this file describes and that need not be here"
-    )
+    hardware: str | Path | None = argument("FILE", "plan for the cluster described in this file")
     save: str | None = argument("FILE", "save the chosen plan", command_only=True)
 
 
@@ -145,7 +145,7 @@ class TrainCommand:
     workers: WorkerOptions = group(WorkerOptions)
     run: RunOptions = group(RunOptions)
     replan: bool = argument(
-        "", "go on in --run with a plan made from what was measured there", False, command_only=True
+        "", "resume --run with the plan that was made after it ran out of memory", False, command_only=True
     )
     tensorboard: bool = argument("", "write event files for TensorBoard into the run", False, command_only=True)
 
@@ -170,4 +170,4 @@ class VerifyCommand:
 
 @dataclass(frozen=True)
 class DoctorCommand:
-    """It is asked for nothing."""
+    """The command has no options."""

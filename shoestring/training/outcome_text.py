@@ -1,4 +1,4 @@
-"""What the terminal shows of a training plan beside what all rooms show."""
+"""The parts of the planner's outcome that only training plans have, for the terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def paragraph(lines: list[str]) -> list[RenderableType]:
 
 
 def disk_lines(plan: TrainingPlan) -> list[str]:
-    """What passes to and from the disk."""
+    """A plan's traffic to and from the disk."""
     moved, stored = plan.predicted["traffic_bytes"], plan.predicted["stored_bytes"]
     lines = []
     if moved:
@@ -40,7 +40,7 @@ def disk_lines(plan: TrainingPlan) -> list[str]:
 
 
 def sending_lines(plan: TrainingPlan) -> list[str]:
-    """What workers send to each other."""
+    """A plan's traffic between workers."""
     if plan.details.world == 1:
         return []
     by_first, by_others = plan.predicted["sent_bytes"], plan.predicted["sent_by_others_bytes"]
@@ -57,7 +57,7 @@ def sending_lines(plan: TrainingPlan) -> list[str]:
 
 
 def standing(plan: TrainingPlan, screen: Screen) -> list[RenderableType]:
-    """How workers stand, and where a model is cut and who does what when; empty for one worker."""
+    """How workers are arranged, where the model is cut, and the timeline; empty for one worker."""
     from shoestring.show.cut import mesh_text, model_cut
     from shoestring.show.timeline import cut_parts
 
@@ -72,7 +72,7 @@ def standing(plan: TrainingPlan, screen: Screen) -> list[RenderableType]:
 
 
 def peak_part(plan: TrainingPlan) -> list[RenderableType]:
-    """When the peak is and what it is made of; empty where that is not known."""
+    """The moment of the peak and what it consists of; empty if unknown."""
     parts = plan.details.parts
     if not parts:
         return []

@@ -1,4 +1,4 @@
-"""What training adds to a plan, and plan files that a user names."""
+"""The details of a training plan, and plan files named by a user."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ SAVE = "save one with: shoestring plan JOB --memory 2GiB --save {}"
 
 
 class ProcessBasis(Enum):
-    """How the size of a plan's process is known."""
+    """How a plan's process size is known."""
 
-    ESTIMATED = auto()  # it can't be tried here
-    ANCHOR = auto()  # from the real step that was measured
-    TRIAL = auto()  # a trial of some real steps is part of it
+    ESTIMATED = auto()  # estimated, because it can't be tried here
+    ANCHOR = auto()  # from the measured real step
+    TRIAL = auto()  # partly from a trial of some real steps
 
 
 @dataclass(frozen=True)
 class TrainingDetails:
     world: int = 1  # workers that train together; the figures are those of the largest
     where: str = ""  # the moment of the tensors' peak
-    parts: Mapping[str, int] = field(default_factory=dict)  # what the peak is made of, in bytes
-    disk_speed: float = 0.0  # bytes per second, measured, at which the traffic passes; 0: there is none
+    parts: Mapping[str, int] = field(default_factory=dict)  # bytes at the peak, by what holds them
+    disk_speed: float = 0.0  # measured bytes per second for the plan's disk traffic; 0: no traffic
     looked: bool = (
-        True  # False: shoestring could not look at the model; plain training, not tracked, with hardly a figure
+        True  # False: shoestring could not inspect the model, so it is plain training with hardly any prediction
     )
     mesh: Mapping[str, int] = field(default_factory=dict)  # of a group: workers along data, stage and tensor
     process_basis: ProcessBasis = field(default=ProcessBasis.ESTIMATED, compare=False)
-    staging: Staging | None = field(default=None, compare=False)  # of a model that is cut
-    ranks: tuple[RankFigures, ...] = field(default=(), compare=False)  # of a group; of chosen plans only
-    blocks: tuple[tuple[str, int], ...] = field(default=(), compare=False)  # highest bytes while each block runs
-    lengths: Lengths = field(default_factory=Lengths, compare=False)  # the sizes of batches that it is made for
-    speeds: Speeds | None = field(default=None, compare=False)  # of links, by which workers choose how to add up
+    staging: Staging | None = field(default=None, compare=False)  # of a model cut across workers
+    ranks: tuple[RankFigures, ...] = field(default=(), compare=False)  # of a group; only for chosen plans
+    blocks: tuple[tuple[str, int], ...] = field(default=(), compare=False)  # peak bytes while each block runs
+    lengths: Lengths = field(default_factory=Lengths, compare=False)  # the batch sizes that it was made for
+    speeds: Speeds | None = field(default=None, compare=False)  # of links, by which all-reduce algorithms are chosen
 
 
 TrainingPlan = Plan[Technique, TrainingDetails]
@@ -71,13 +71,13 @@ def technique_in(name: str, knobs: Mapping[str, Any]) -> Technique:
 
 
 def plan_in(file: Mapping[str, Any]) -> TrainingPlan:
-    """The plan of a file. Raises Unreadable or Mistake where it has none."""
+    """The plan in a file. Raises Unreadable or Mistake if there is none."""
     plan = read_plan(file, technique_in, QUANTITIES, TrainingDetails)
     return plan.predicting(**{one.name: 0 for one in QUANTITIES if one.name not in plan.predicted})
 
 
 def check_paths(techniques: Iterable[Technique], given: Iterable[str | Technique], where: object) -> None:
-    """Refuse a folder that techniques from a file name, unless the user wrote the same technique."""
+    """Refuse a folder named by techniques in a file, unless the user wrote the same technique."""
     own = {one if isinstance(one, Technique) else parsed(one, CATALOGUE) for one in given}
     for technique in techniques:
         named_folders = [knob for knob in technique.folders if vars(technique)[knob]]
@@ -89,7 +89,7 @@ def check_paths(techniques: Iterable[Technique], given: Iterable[str | Technique
 
 
 def load_plan(path: Path) -> TrainingPlan:
-    """The plan in a file that a user gave; one that a run keeps is sealed, and damage to it is found."""
+    """The plan in a file named by the user. Plans stored by a run are sealed, so damage is noticed."""
     try:
         data, _ = unsealed(read_regular(path), ours=False)
         plan = plan_in(data)

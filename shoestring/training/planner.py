@@ -203,7 +203,7 @@ class Planner:
         chosen = replace(explain_cut(found.chosen, plain, budget), basis=f"{found.chosen.basis}; {idle}")
         return replace(found, chosen=chosen, seconds=self.elapsed())
 
-    def decided(
+    def outcome_of(
         self, ledger: Ledger, memory: int | None, forced: tuple[Technique, ...] | None = None
     ) -> TrainingOutcome:
         """The outcome for a measured ledger; several budgets can be asked for, one after the other."""
@@ -215,7 +215,7 @@ class Planner:
             self.predictor.sketch(asked_for((), ledger)) if apart else self.predictor.plan(asked_for(simplest, ledger))
         )
         if forced is not None:
-            chosen = self.forced(ledger, forced) if forced != simplest or apart else plain
+            chosen = self.figures_of(ledger, forced) if forced != simplest or apart else plain
             fits = int(not budget.broken(chosen.numbers()))
             chosen = explain_cut(self.predictor.with_ranks(chosen), plain, budget.memory)
             chosen = chosen if apart else with_warning(chosen, plain)
@@ -255,7 +255,7 @@ class Planner:
             raise ledger.refusal(f"{named(techniques)} can't be used for this job") from ledger.error
         return admit(techniques, ledger, self.exact)
 
-    def forced(self, ledger: Ledger, techniques: tuple[Technique, ...]) -> TrainingPlan:
+    def figures_of(self, ledger: Ledger, techniques: tuple[Technique, ...]) -> TrainingPlan:
         """The figures of these techniques, with a warning for each that is of no use."""
         one = admit(techniques, ledger, self.exact)
         try:

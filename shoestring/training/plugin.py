@@ -1,4 +1,4 @@
-"""What training brings to the code that all rooms share."""
+"""Training as a room: what it supplies to the code that all rooms share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TrainingPlugin(RoomPlugin):
         return (
             Command(
                 "plan",
-                "what would it take: every technique costed, the best plan chosen and explained",
+                "choose and explain the best plan for a job and a budget",
                 f"{OPTIONS}:PlanCommand",
                 "shoestring.training.commands.plan:run",
                 JOBS,
@@ -47,7 +47,7 @@ class TrainingPlugin(RoomPlugin):
             ),
             Command(
                 "train",
-                "run that plan and show predicted beside measured",
+                "train a job by the best plan, and show predicted and measured figures",
                 f"{OPTIONS}:TrainCommand",
                 "shoestring.training.commands.train:run",
                 JOBS,
@@ -57,7 +57,7 @@ class TrainingPlugin(RoomPlugin):
             ),
             Command(
                 "verify",
-                "plain training and the plan side by side, from the same seed: the same weights?",
+                "compare plain training with the plan, from the same seed: are the weights the same?",
                 f"{OPTIONS}:VerifyCommand",
                 "shoestring.training.commands.verify:run",
                 JOBS,

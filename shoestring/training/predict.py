@@ -90,7 +90,7 @@ class Predictor:
                 found,
                 basis=f"by the ledger alone: rehearsing every piece of every kind of worker would take minutes; {NOT_HERE}",
             )
-        divided = self.divided(one.techniques)
+        divided = self.is_divided(one.techniques)
         ranks, log = self.by_rank(one.techniques) if divided else ((), self.log(one.techniques))
         untried = self.staged.check(
             self.rehearsals, self.evidence, one.techniques
@@ -117,7 +117,7 @@ class Predictor:
             sum(1 for _, moment in log.marks if moment.phase == "update"),
             staging(one.techniques, self.evidence.ledger),
         )
-        sent, sent_by_others = (ranks[0].sent_bytes, 0.0) if ranks else self.sent(one.techniques, log)
+        sent, sent_by_others = (ranks[0].sent_bytes, 0.0) if ranks else self.bytes_sent(one.techniques, log)
         return self.with_validation(
             one.cost,
             training_plan(
@@ -136,7 +136,7 @@ class Predictor:
                     lengths=self.rehearsals.lengths,
                     speeds=self.rehearsals.job.link.speeds,
                 ),
-                self.basis(one, process.how) + untried + self.unvalidated(log),
+                self.basis(one, process.how) + untried + self.validation_remark(log),
                 peak_bytes=highest.bytes,
                 process_bytes=int(process.bytes),
                 step_seconds=seconds,
@@ -151,7 +151,7 @@ class Predictor:
 
     def log(self, techniques: Techniques, rank: int | None = None) -> Log:
         """The log of a rehearsal, including what the job's own validation was measured to allocate."""
-        if rank is None and self.divided(techniques):
+        if rank is None and self.is_divided(techniques):
             return self.by_rank(techniques)[1]
         found = self.rehearsals.log(techniques, rank) if techniques or rank is not None else self.evidence.plain
         anchor = self.evidence.anchor
@@ -163,7 +163,7 @@ class Predictor:
         pieces = prod(one.parts for one in techniques if one.splits_batch)
         return self.rehearsals.hardware.described and pieces * len(self.evidence.plain.events) > MOST_EVENTS
 
-    def divided(self, techniques: Techniques) -> bool:
+    def is_divided(self, techniques: Techniques) -> bool:
         """Whether workers hold different parts of the model, so that each must be rehearsed to find the one that needs
         most."""
         return self.devices > 1 and any(one.unites != "data" for one in uniting(techniques))
@@ -182,7 +182,7 @@ class Predictor:
             logs.append(log := self.log(techniques, ranks[0]))
             if peak(log).bytes > self.limit:
                 return (), log
-            found.append(RankFigures(ranks, peak(log).bytes, self.sent(techniques, log, ranks[0])[0]))
+            found.append(RankFigures(ranks, peak(log).bytes, self.bytes_sent(techniques, log, ranks[0])[0]))
             logs = [max(logs, key=lambda log: peak(log).bytes)]
         self.rehearsed[techniques] = tuple(sorted(found, key=lambda one: one.ranks)), logs[0]
         return self.rehearsed[techniques]
@@ -206,7 +206,7 @@ class Predictor:
         count = max(-(-total // max(apart, 1.0)), 1.0)  # there is always one at the end
         return plan.predicting(validation_seconds=each, training_seconds=total * step_seconds + count * each)
 
-    def unvalidated(self, log: Log) -> str:
+    def validation_remark(self, log: Log) -> str:
         """A remark about a validation that was not rehearsed to its end, or for which not all data were seen."""
         job = self.rehearsals.job
         if log.unvalidated:
@@ -294,12 +294,12 @@ class Predictor:
                     found.append(RankFigures(ranks, int(plan.predicted["peak_bytes"]), plan.predicted["sent_bytes"]))
                     continue
                 log = self.log(plan.techniques, rank=ranks[0])
-                sent = float(log.sent[-1]) if serves else self.sent(plan.techniques, log, ranks[0])[0]
+                sent = float(log.sent[-1]) if serves else self.bytes_sent(plan.techniques, log, ranks[0])[0]
                 found.append(RankFigures(ranks, peak(log).bytes, sent))
             return plan.detailed(ranks=tuple(found))
         return plan
 
-    def sent(self, techniques: Techniques, log: Log, rank: int | None = None) -> tuple[float, float]:
+    def bytes_sent(self, techniques: Techniques, log: Log, rank: int | None = None) -> tuple[float, float]:
         """Bytes that the first worker sends per step, with the agreement after it; and, if the other workers send
         something else, what each of them sends in a step of its own. If steps differ, the mean over all, each kind of
         step rehearsed."""
@@ -370,14 +370,14 @@ class Predictor:
                 not self.rehearsals.lengths.varies
                 or anchor.sampled
                 or not self.has_room(log)
-                or self.divided(one.techniques)
+                or self.is_divided(one.techniques)
             ):
                 return ProcessFigure((most + belonging) * MARGIN, ProcessBasis.ANCHOR, how)
-            # Libraries keep something for every size that they have met, which no rule tells
+            # Libraries keep memory for every size that they have met, which follows no rule
             tried = self.trial(one.techniques, count := self.trial_steps(one.known["step_seconds"]))
             size = max((most + belonging) * MARGIN, (tried.process_bytes + belonging) * self.margin)
             return ProcessFigure(size, ProcessBasis.TRIAL, f"{how}, and a trial of {count} steps")
-        if self.divided(one.techniques):  # one worker alone would be none of a line
+        if self.is_divided(one.techniques):  # a single worker would lack the rest of its line
             size = max(one.known["process_bytes"], peak(log).bytes + min(anchor.overheads.values()))
             return estimated(size, ": not all workers are here")
         if not one.techniques and not anchor.eased and not self.rehearsals.lengths.varies:
@@ -389,9 +389,7 @@ class Predictor:
             return estimated(one.known["process_bytes"], ": this machine has no room to try it")
         count = self.trial_steps(one.known["step_seconds"])
         tried = self.trial(one.techniques, count)
-        if (
-            not one.techniques and not anchor.eased
-        ):  # batches of several sizes: two ways to see what is kept back, and the larger counts
+        if not one.techniques and not anchor.eased:  # two ways to estimate the kept memory; the larger counts
             size = max(tried.process_bytes * self.margin, anchor.process)
             return ProcessFigure(size, ProcessBasis.TRIAL, f"from the anchor step and a trial of {count} steps")
         size = (tried.process_bytes + belonging) * self.margin
@@ -416,7 +414,7 @@ class Predictor:
         task = TrialTask(**self.rehearsals.about_job(techniques), steps=steps, together=together)
         doing = f"trying {named(techniques)} for {steps} real steps"
         try:
-            return self.rehearsals.asked(
+            return self.rehearsals.ask_worker(
                 task, {**self.rehearsals.hardware.environment, **environment(techniques)}, doing
             )
         except Crashed as error:
@@ -437,14 +435,15 @@ class Predictor:
         return max(min(wanted, self.rehearsals.job.steps or wanted), TRIAL_STEPS[0])
 
     def tried_again(self, plan: TrainingPlan, budget: Budget) -> TrainingPlan:
-        """A plan whose process follows no rule, with the largest of some more trials if another run might not fit the budget."""
+        """A plan whose process follows no rule, with the largest of some more trials if another run might exceed the
+        budget."""
         if (
             plan.details.process_basis is ProcessBasis.ESTIMATED or self.devices > 1
-        ):  # then all workers have tried it together
+        ):  # all workers have tried it together
             return plan
         if (
             self.rehearsals.lengths.varies
-        ):  # no number of trials would show how large it may become, so it needs that margin
+        ):  # no number of trials would show how large it may become, so it gets that margin
             largest = replace(
                 plan.predicting(process_bytes=int(VARIED_SPREAD * plan.predicted["process_bytes"])),
                 basis=f"{plan.basis}; counted with {VARIED_SPREAD - 1:.0%} more, by which two runs may differ where sizes vary",

@@ -1,4 +1,4 @@
-"""How large a process is beside its tensors, and how that is known."""
+"""The size of a process besides its tensors, and how it is known."""
 
 from __future__ import annotations
 

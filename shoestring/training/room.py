@@ -102,7 +102,7 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, TrainingPlan]):
         return excess(plan, self.plain) if fits and costs_more(plan, self.plain) else ""
 
     def complete_figures(self, plan: TrainingPlan) -> TrainingPlan:
-        if plan.details.ranks or not self.predictor.divided(plan.techniques):
+        if plan.details.ranks or not self.predictor.is_divided(plan.techniques):
             return plan
         self.predictor.limit = inf
         return self.predictor.attempt(asked_for(plan.techniques, self.predictor.evidence.ledger))

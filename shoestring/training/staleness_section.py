@@ -1,4 +1,4 @@
-"""The section on workers that do not wait for each other: how old the weights were that gradients were computed on, and who gave them."""
+"""The section on asynchronous workers: staleness of gradients, and the number of gradients per worker."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StalenessRow:
 @dataclass(frozen=True)
 class StaleWorker:
     rank: int
-    used: int  # gradients
+    used: int  # number of gradients applied
     dropped: int
 
 

@@ -31,7 +31,7 @@ class Owned(Enum):
 
 
 class TrainingTechnique(Technique[Run, Ledger], ABC):
-    """What the planner asks of a training technique beside `cost` and `apply`, with the usual answers.
+    """Base class of training techniques: what the planner asks besides `cost` and `apply`, with defaults.
 
     `drift`, for a technique at level `changed`: an upper bound on the distance between its weights and those of plain
     training, relative to the distance that plain training moves, over ten steps of SGD with momentum. Below 1, the
@@ -39,12 +39,10 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
     models without random numbers.
     """
 
-    saves_memory: ClassVar[bool] = False  # it is meant to save memory of tensors: a warning says where it saves none
+    saves_memory: ClassVar[bool] = False  # it is meant to save tensor memory: the user is warned if it saves none
     speeds_up: ClassVar[bool] = False  # it makes steps faster, so it is useful even with plenty of memory
     splits_batch: ClassVar[bool] = False  # it computes a part of a batch at a time
-    divides: ClassVar[StepDivision | None] = (
-        None  # how it divides the optimizer's step; None: all weights are stepped at once
-    )
+    divides: ClassVar[StepDivision | None] = None  # None: it steps all weights at once
     folders: ClassVar[tuple[str, ...]] = ()  # knobs that name a folder; these are never taken from a plan file
 
     def refusal(self, ledger: Ledger) -> str:
@@ -86,8 +84,9 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
 
     @property
     def owns(self) -> frozenset[Owned]:
-        """What `apply` changes in place, because memory has no room for two of it, or because the optimizer holds it: the run that was
-        given can't be used without this technique any more. All else stays as it was (tests/training/test_technique.py)."""
+        """What `apply` changes in place, because memory has no room for two copies or because the optimizer holds it.
+        The run that it was given can't be used without this technique afterwards. Everything else stays unchanged
+        (tests/training/test_technique.py)."""
         return frozenset()
 
     @property

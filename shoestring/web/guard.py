@@ -1,7 +1,8 @@
-"""Who may ask a server of ours, and what a browser may do with the answer: pure functions over what a request says.
+"""Access control of our servers: pure functions of a request's headers.
 
-A page of somebody else can make the browser ask this server under a name of its own (DNS rebinding), so the name asked for
-must be one this server has. Beyond this machine a secret is needed too: given once in the address, then kept as a cookie.
+A foreign page can make the browser send requests to this server under the foreign page's own name (DNS rebinding), so
+the Host header must name this server. Beyond this machine a token is needed too: once in the address, then kept as a
+cookie.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def hash_of(text: str) -> str:
 
 
 def headers(style: str, script: str) -> dict[str, str]:
-    """What every answer carries: a page may use this style and this script, ask its own server, and nothing else."""
+    """Headers of every answer: a page may use this style and this script, call its own server, and nothing else."""
     return {
         "Content-Security-Policy": f"default-src 'none'; style-src {hash_of(style)}; script-src {hash_of(script)}; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -33,7 +34,7 @@ def headers(style: str, script: str) -> dict[str, str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address.
+    """Whether an address can only be reached from this machine.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("")
     (True, True, False, False)
@@ -53,7 +54,7 @@ HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::[0-9]*)?")
 
 
 def asked_host(header: str) -> str:
-    """The name in a Host header; nothing if it is not one name and perhaps a port.
+    """The name in a Host header; empty if it is anything but a name with an optional port.
 
     >>> asked_host("localhost:8000"), asked_host("[::1]:8000"), asked_host("EXAMPLE.com"), asked_host("[::1].example.com")
     ('localhost', '::1', 'example.com', '')
@@ -63,9 +64,10 @@ def asked_host(header: str) -> str:
 
 
 def is_own_host(header: str, bound: str, machine: str) -> bool:
-    """Whether a Host header names this server; bound to all addresses, any address and the machine's name do.
+    """Whether a Host header names this server. If it is bound to all addresses, any address and the machine's name are
+    accepted.
 
-    An address in the header can't be rebound: that takes a name.
+    An address in the header is safe: rebinding needs a name.
 
     >>> is_own_host("127.0.0.1:80", "127.0.0.1", "box"), is_own_host("evil.example:80", "127.0.0.1", "box")
     (True, False)
@@ -79,7 +81,7 @@ def is_own_host(header: str, bound: str, machine: str) -> bool:
 
 
 def has_token(token: str, query: str, cookies: str, cookie: str) -> bool:
-    """Whether the address or the cookie carries the secret.
+    """Whether the query or the cookie has the token.
 
     >>> has_token("s3", "token=s3", "", "c"), has_token("s3", "", "a=b; c=s3", "c"), has_token("s3", "token=", "c=no", "c")
     (True, True, False)

@@ -1,6 +1,7 @@
-"""An HTTP server of ours: asked under its own name only, with a token beyond this machine, and strict headers on every answer.
+"""An HTTP server that only answers under its own name, asks for a token beyond this machine, and sends strict headers
+with every answer.
 
-A room inherits from both classes and says what is at its addresses, in `GuardedHandler.get`.
+A room inherits from both classes and serves its addresses in `GuardedHandler.get`.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from shoestring.core.errors import Mistake
 from shoestring.web.guard import WILDCARDS, has_token, is_loopback, is_own_host
 
 TEXT = "text/plain; charset=utf-8"
-ASKING = 10.0  # seconds in which a client must have sent its whole request
-AT_ONCE = 200  # connections that are answered at the same time, each by a thread; a page that is open holds one
+ASKING = 10.0  # seconds for a client to send its whole request
+AT_ONCE = 200  # most simultaneous connections, each with a thread; an open page holds one
 FULL = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\nToo many pages are open.\n"
 
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A request that may be answered."""
+    """A request that passed the guard."""
 
     path: str
     query: Mapping[str, str]  # the first value of each name
-    headers: Mapping[str, str]  # that the answer must carry: the cookie for who came with the token
+    headers: Mapping[str, str]  # of the answer: the cookie for a client that came with the token
 
 
 class GuardedServer(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 128  # connections that wait to be taken: a browser with many tabs opens them all at once
+    request_queue_size = 128  # waiting connections: a browser with many tabs opens them all at once
 
     def __init__(
         self, handler: type[GuardedHandler], headers: Mapping[str, str], host: str = "127.0.0.1", port: int = 0
@@ -74,7 +75,7 @@ class GuardedServer(ThreadingHTTPServer):
             self.places.release()
 
     def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # HTTPServer would ask a name server for our name
+        TCPServer.server_bind(self)  # HTTPServer's version would resolve our name
         self.server_port = self.server_address[1]
 
     @property
@@ -93,8 +94,8 @@ class GuardedServer(ThreadingHTTPServer):
 
 
 class RequestReader(RawIOBase):
-    """What a client sends, until the time for its request is over: a client that sends a byte now and then would never be too slow for a
-    limit on each of them."""
+    """Reads a client's request until its deadline. A timeout per read would not stop a client that sends a byte now and
+    then."""
 
     def __init__(self, connection: socket.socket, clock: Callable[[], float]) -> None:
         self.connection, self.clock = connection, clock
@@ -116,9 +117,9 @@ class RequestReader(RawIOBase):
 
 class GuardedHandler(BaseHTTPRequestHandler):
     server: GuardedServer
-    timeout = 30  # seconds that a client may take to receive something
-    command_name = "serve"  # of `shoestring`, which printed the address
-    home = "There is nothing here.\n"  # what else to say of an address that is none
+    timeout = 30  # seconds for a client to receive something
+    command_name = "serve"  # the `shoestring` command that printed the address
+    home = "There is nothing here.\n"  # what else to say about an unknown address
 
     def get(self, asked: HttpRequest) -> None:
         """Answer a request that passed the guard."""
@@ -130,7 +131,7 @@ class GuardedHandler(BaseHTTPRequestHandler):
         self.rfile = BufferedReader(RequestReader(self.connection, self.server.clock))
 
     def parse_request(self) -> bool:
-        """Refuse a request that names two hosts: whoever looks at the other one would be deceived."""
+        """Refuse a request with two Host headers: a proxy might have checked the other one."""
         if not super().parse_request():
             return False
         if len(self.headers.get_all("Host", ())) > 1:
@@ -143,7 +144,7 @@ class GuardedHandler(BaseHTTPRequestHandler):
             asked = urlsplit(self.path)
         except ValueError:
             return self.answer(400, "This is no address. " + self.home)
-        if asked.netloc:  # a host in the address itself is one more
+        if asked.netloc:  # a host in the request line is another one
             return self.answer(400, "Ask for an address on this server. " + self.home)
         query = {name: values[0] for name, values in parse_qs(asked.query).items()}
         server, cookie = self.server, f"shoestring-{self.server.server_port}"
@@ -187,11 +188,11 @@ class GuardedHandler(BaseHTTPRequestHandler):
         return "shoestring"
 
     def log_message(self, *words: object) -> None:
-        """Say nothing: the terminal is the user's."""
+        """Log nothing: the terminal is the user's."""
 
 
 def own_address() -> str:
-    """The address other machines reach this one at. Nothing is sent to find it."""
+    """The address at which other machines reach this one. Nothing is sent to find it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # an address for documentation, RFC 5737

@@ -135,7 +135,7 @@ def test_metrics_that_are_not_numbers_are_gaps(browser: Any, tmp_path: Path) -> 
     add(path, "step", step=202, loss=nan, seconds=1.0, process=1, most=1)
     with tab(browser) as opened:
         opened_report(opened, path)
-        seen(opened, "The loss is not a number since step 202.")
+        seen(opened, "The loss has not been finite since step 202.")
         data = json.loads(chart(opened, "Loss").locator("figure").get_attribute("data-chart"))
         assert data["lines"][1]["y"][-1] is None and data["lines"][0]["y"][-1] is None
 

@@ -226,7 +226,7 @@ def test_help_with_a_job_shows_its_own_flags(trained: Path, capsys: pytest.Captu
         (["--size", "big"], "is not a size"),
         (["--keep", "1.2"], "from 0 to 1"),
         (["--latency", "5"], "is not a time"),
-        ([], "nothing says how small"),
+        ([], "no limit was given"),
         (["--metric", "accuracy"], "--metric accuracy"),
         (["--metric", "f1>=0.5"], "the job measures"),
         (["--use", "Quantise()"], "Quantize"),

@@ -99,7 +99,7 @@ def tried(name: str, use: tuple[str, ...], folder: Path) -> None:
         ), use
         return
     session = CompressSession(source, CompressOptions(Budget(), use=use), given, outcome, cost.clock.plain)
-    measured = session.packed(folder)
+    measured = session.write_and_measure(folder)
     assert (
         measured.size
         == session.plan.details.cost.known["size_bytes"]

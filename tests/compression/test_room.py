@@ -14,7 +14,7 @@ import shoestring
 from shoestring import Job
 from shoestring.compression.library import source_of
 from shoestring.compression.room import CompressPlan
-from shoestring.compression.session import CompressOptions, begun
+from shoestring.compression.session import CompressOptions, begin_session
 from shoestring.core.budget import Budget
 from shoestring.core.errors import OverBudget
 from shoestring.planning.plan import Plan
@@ -74,7 +74,7 @@ def found(pattern: str, text: str) -> str:
 
 def plan_within(**limits: str) -> CompressPlan:
     budget = Budget.parsed(size=limits["size"], quality=limits["keep"])
-    return begun(source_of(JOB, None, {}), CompressOptions(budget, unseen=16)).plan
+    return begin_session(source_of(JOB, None, {}), CompressOptions(budget, unseen=16)).plan
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from shoestring.compression.compress_report import CompressReport
 from shoestring.compression.frontier_section import box_of, frontier
-from shoestring.compression.run import drawn
+from shoestring.compression.run import draw_page
 from shoestring.compression.sections import compression_page
 from shoestring.core.codec import Unreadable, finite_json, from_json
 from shoestring.runs.folder import Folder
@@ -272,7 +272,7 @@ def test_a_report_that_can_not_be_read_makes_a_page_that_says_so(tmp_path: Path)
     Folder(path).write("report.json", told(layers=[{"name": 3}]))
     report = report_of(path)
     assert report.of_room is None and "CompressReport.layers[0].name is 3" in report.damage[0]
-    assert "CompressReport.layers[0].name is 3" in drawn(report)
+    assert "CompressReport.layers[0].name is 3" in draw_page(report)
 
 
 @pytest.mark.parametrize("key", sorted(told()))

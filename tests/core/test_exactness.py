@@ -23,7 +23,7 @@ from shoestring.planning.plan import Outcome
 from shoestring.runs.plan_summary import PlanSummary, read_summary
 from shoestring.runs.report import Report
 from shoestring.runs.request import Request, differences
-from shoestring.runs.resume import settled
+from shoestring.runs.resume import planning_options
 from shoestring.show.page.telling import plan as plan_section
 from shoestring.training import library as api
 from shoestring.training.commands.verify import show
@@ -57,7 +57,7 @@ def measured(dropout: float) -> tuple[Planner, Ledger, int]:
     """A planner, its ledger, and the bytes of the plan with FusedOptimizer alone."""
     made = Planner(wide(dropout), PAPER, catalogue=(Accumulate, FusedOptimizer))
     ledger = made.ledger()
-    return made, ledger, made.decided(ledger, None, (FusedOptimizer(),)).chosen.predicted["process_bytes"]
+    return made, ledger, made.outcome_of(ledger, None, (FusedOptimizer(),)).chosen.predicted["process_bytes"]
 
 
 def planned(
@@ -66,7 +66,7 @@ def planned(
     """What is planned for a share of the bytes that FusedOptimizer alone needs."""
     made, ledger, needs = measured(dropout)
     made.exact = exact
-    return made.decided(ledger, int(share * needs), forced)
+    return made.outcome_of(ledger, int(share * needs), forced)
 
 
 def test_what_is_to_rounding_is_taken_where_it_fits_and_the_first_line_says_same_distribution_where_not() -> None:
@@ -175,8 +175,10 @@ def test_a_run_is_compared_by_the_level_that_it_was_asked_for() -> None:
         "--exact changed: bits before, now distribution"
     ]
     assert differences(none, bits) == ["--exact changed: not given before, now bits"]
-    assert settled(inexact, bits) == inexact and settled(bits, inexact) == bits, "one takes the other back"
-    assert settled(none, bits) == bits and settled(none, inexact) == inexact
+    assert planning_options(inexact, bits) == inexact and planning_options(bits, inexact) == bits, (
+        "one takes the other back"
+    )
+    assert planning_options(none, bits) == bits and planning_options(none, inexact) == inexact
 
 
 def test_a_saved_plan_is_held_to_the_level_that_is_asked_for(

@@ -97,7 +97,7 @@ def use_choice(place: Path) -> None:
 
 
 def use_evidence(place: Path) -> None:
-    found = kept.opened({"job": 1}, 1e11)
+    found = kept.open_answers({"job": 1}, 1e11)
     assert found.answer({"log": 1}, Log, lambda: Log(events=[StorageEvent(1, 2)])) is not None
     found.save()
 
@@ -107,7 +107,7 @@ USES: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "dtypes": (instructions.outcomes_file, use_dtypes),
     "seconds": (duration.kept_at, use_seconds),
     "choice": (lambda: cache_folder() / "plans" / "a.json", use_choice),
-    "evidence": (lambda: kept.opened({"job": 1}, 1e11).place, use_evidence),
+    "evidence": (lambda: kept.open_answers({"job": 1}, 1e11).place, use_evidence),
 }
 
 
@@ -160,12 +160,12 @@ def test_an_answer_of_any_shape_is_used_or_found_out_again(data: st.DataObject, 
     question = {"log": 1}
     answers: Any = answer if odd else {kept.digest(question): changed(data.draw, LOG)}
     packed = b85encode(zlib.compress(json.dumps(answers).encode())).decode()
-    place = kept.opened({"job": 2}, 1e11).place
+    place = kept.open_answers({"job": 2}, 1e11).place
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(keyed(place, WHOLE["evidence"] | {"files": {}, "answers": packed}))
-    found = kept.opened({"job": 2}, 1e11).answer(question, Log, lambda: Log(events=[StorageEvent(1, 2)]))
+    found = kept.open_answers({"job": 2}, 1e11).answer(question, Log, lambda: Log(events=[StorageEvent(1, 2)]))
     assert Log.from_json(found.as_json()) == found and all(type(size) is int for _, size in found.events)
-    trial = kept.opened({"job": 2}, 1e11).answer(question, TrialResult, lambda: TrialResult(1, 1.0, 4))
+    trial = kept.open_answers({"job": 2}, 1e11).answer(question, TrialResult, lambda: TrialResult(1, 1.0, 4))
     assert trial.process_bytes + trial.step_seconds > -1e300
 
 

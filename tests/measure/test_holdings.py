@@ -19,7 +19,7 @@ from shoestring.core import random_state
 from shoestring.jobfile import loaded_job
 from shoestring.measure.holdings import tensors_in
 from shoestring.measure.timeline import peak
-from shoestring.training.evidence.rehearse import rehearse, tracked
+from shoestring.training.evidence.rehearse import rehearse, track
 from shoestring.training.execution import training
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.memory.accumulate import Accumulate
@@ -210,13 +210,13 @@ def batches() -> list[Batch]:
 def test_a_teacher_is_counted_wherever_the_loss_keeps_it(place: Callable[[], Loss]) -> None:
     def work() -> Any:
         made = Job(model=small, data=batches, loss=place())
-        return tracked(made, (), seeded(made))
+        return track(made, (), seeded(made))
 
     found = account(work)
     assert not found.unseen
     made = Job(model=small, data=batches, loss=place())
     for plan in ((), (Checkpoint(every=1),), (Accumulate(2),)):
-        predicted, measured = peak(rehearse(made, plan)), peak(tracked(made, plan, seeded(made)))
+        predicted, measured = peak(rehearse(made, plan)), peak(track(made, plan, seeded(made)))
         assert predicted.bytes == measured.bytes and dict(predicted.parts) == dict(measured.parts), plan
     if place is not as_script:  # what C++ holds counts from its first use on, and has no role
         assert dict(measured.parts)["constants"] == HELD
@@ -257,9 +257,9 @@ def test_data_that_are_kept_in_memory_are_counted(data: Callable[[], Any], large
             largest=(lambda: batches()[0]) if largest else None,
         )
 
-    assert not account(lambda: tracked(made(), (), seeded(made()))).unseen
+    assert not account(lambda: track(made(), (), seeded(made()))).unseen
     for plan in ((), (Checkpoint(every=1),)):
-        predicted, measured = peak(rehearse(made(), plan)), peak(tracked(made(), plan, seeded(made())))
+        predicted, measured = peak(rehearse(made(), plan)), peak(track(made(), plan, seeded(made())))
         assert predicted == measured and dict(measured.parts)["data"] == InMemory().numbers.nbytes, plan
 
 
@@ -275,7 +275,7 @@ def test_a_batch_that_is_fetched_ahead_is_counted() -> None:
             model=small, data=endless, epochs=1, steps=3, loss=lambda output, batch: (output - batch[1]).square().mean()
         )
 
-    assert not account(lambda: tracked(made(), (), seeded(made()))).unseen
+    assert not account(lambda: track(made(), (), seeded(made()))).unseen
     assert dict(peak(rehearse(made(), ())).parts)["data"] == 2 * 6 * WIDTH * 4
 
 
@@ -307,7 +307,7 @@ def test_what_a_model_and_an_optimizer_keep_beside_weights_and_state_is_counted(
         forward=lambda model, batch: model(batch),
         loss=lambda output, batch: (output - batch[1]).square().mean(),
     )
-    predicted, measured = peak(rehearse(made, ())), peak(tracked(made, (), seeded(made)))
+    predicted, measured = peak(rehearse(made, ())), peak(track(made, (), seeded(made)))
     assert predicted == measured
     assert dict(measured.parts)["buffers"] == 2 * HELD + WIDTH * 4 and dict(measured.parts)["optimizer"] == 999 * 4
 
@@ -320,7 +320,7 @@ def test_a_model_that_a_script_gives_is_counted_once() -> None:
         forward=lambda model, batch: model(batch),
         loss=lambda output, batch: (output - batch[1]).square().mean(),
     )
-    measured = peak(tracked(made, (), model))
+    measured = peak(track(made, (), model))
     model.zero_grad()
     assert peak(rehearse(made, (), model=model)) == measured
 
@@ -362,7 +362,7 @@ def test_a_mapped_file_and_a_tensor_without_memory_take_none(tmp_path: Path) -> 
         model=small, data=batches, loss=lambda output, batch: (output - batch[1]).square().mean() + 0 * len(vars(held))
     )
     assert len(list(tensors_in([made.loss]))) == 4
-    predicted, measured = peak(rehearse(made, ())), peak(tracked(made, (), seeded(made)))
+    predicted, measured = peak(rehearse(made, ())), peak(track(made, (), seeded(made)))
     assert predicted == measured and dict(measured.parts)["constants"] == 4000
 
 

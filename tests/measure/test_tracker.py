@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shoestring import Job
 from shoestring.measure.tracker import Log, Tracker
-from shoestring.training.evidence.rehearse import tracked
+from shoestring.training.evidence.rehearse import track
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.fused import FusedOptimizer
@@ -47,7 +47,7 @@ PLAIN = (
 def witnessed(made: Any, plan: tuple[Technique, ...] = ()) -> Account:
     def work() -> Log:
         one: Job = made()
-        return tracked(one, plan, seeded(one))
+        return track(one, plan, seeded(one))
 
     return account(work)
 

@@ -18,7 +18,7 @@ from shoestring.core.hardware import Hardware
 from shoestring.jobfile import loaded_job
 from shoestring.measure.tracker import Log, StorageEvent
 from shoestring.planning import answers as kept_evidence
-from shoestring.planning.answers import DRIFTED, MeasuredAnswers, digest, opened, own_modules
+from shoestring.planning.answers import DRIFTED, MeasuredAnswers, digest, open_answers, own_modules
 from shoestring.training import library as api
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.execution import job_planning
@@ -65,7 +65,7 @@ def log(size: int) -> Log:
 
 
 def kept(about: Mapping[str, Any] | None = None, speed: float = 1.0, fresh: bool = False) -> MeasuredAnswers:
-    return opened(about or {"job": 1}, speed, fresh)
+    return open_answers(about or {"job": 1}, speed, fresh)
 
 
 def filled() -> MeasuredAnswers:
@@ -144,7 +144,7 @@ def test_who_was_killed_while_writing_leaves_nothing_in_the_way() -> None:
 
 def write_often(number: int) -> None:
     for size in range(20):
-        one = opened({"job": 1}, 1.0, fresh=True)
+        one = open_answers({"job": 1}, 1.0, fresh=True)
         one.answer({"log": 1}, Log, lambda size=size: log(100 * number + size))  # type: ignore[misc]
         one.save()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoestring.runs.request import Request, differences
-from shoestring.runs.resume import settled
+from shoestring.runs.resume import planning_options
 
 USUAL = {"epochs": 5, "width": 64}
 
@@ -40,7 +40,7 @@ def test_flags_that_changed_are_told_with_both_values(
     before: dict[str, Any], now: dict[str, Any], said: list[str], flags: dict[str, Any]
 ) -> None:
     was, asked = Request(job="a.py", flags=before), Request(job="a.py", flags=now)
-    assert differences(was, asked, USUAL) == said and settled(asked, was).flags == flags
+    assert differences(was, asked, USUAL) == said and planning_options(asked, was).flags == flags
 
 
 def test_a_budget_is_told_as_a_size() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoestring.measure.timeline import peak
-from shoestring.training.evidence.rehearse import rehearse, tracked
+from shoestring.training.evidence.rehearse import rehearse, track
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.fused import FusedOptimizer
@@ -55,14 +55,14 @@ SLOW = (
 def test_the_rehearsed_peak_is_the_measured_one_to_the_byte(name: str) -> None:
     made = job(name)
     for plan in PLANS:
-        assert peak(rehearse(made, plan)).bytes == peak(tracked(made, plan, seeded(made))).bytes, plan
+        assert peak(rehearse(made, plan)).bytes == peak(track(made, plan, seeded(made))).bytes, plan
 
 
 @pytest.mark.parametrize("name", ["chain", "gpt2", "llama", "resnet", "t5", "u-net", "vit"])
 def test_mixed_precision_is_within_a_thousandth(name: str) -> None:
     made = job(name)
     for plan in MIXED:
-        predicted, measured = peak(rehearse(made, plan)).bytes, peak(tracked(made, plan, seeded(made))).bytes
+        predicted, measured = peak(rehearse(made, plan)).bytes, peak(track(made, plan, seeded(made))).bytes
         assert abs(predicted - measured) <= 0.001 * measured, plan
 
 
@@ -70,4 +70,4 @@ def test_mixed_precision_is_within_a_thousandth(name: str) -> None:
 def test_rehearsed_operations_are_the_measured_ones(name: str) -> None:
     made = job(name)
     for plan in PLANS:
-        assert rehearse(made, plan).flops.total() == tracked(made, plan, seeded(made)).flops.total(), plan
+        assert rehearse(made, plan).flops.total() == track(made, plan, seeded(made)).flops.total(), plan

@@ -18,7 +18,7 @@ from shoestring.core.hardware import Hardware
 from shoestring.core.run_weights import brought_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
-from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.training.evidence.rehearse import prepared, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory import offload_optimizer as offload
 from shoestring.training.memory import offloaded_optimizer, streaming
@@ -208,7 +208,7 @@ def test_a_job_with_them_is_planned_and_trained(name: str, optimizer: str) -> No
     assert "FusedOptimizer" not in str(outcome.chosen) and dict(outcome.refused)["FusedOptimizer"]
     losses = [step.loss for step in shoestring.train(made, outcome)]
     assert losses[-1] < 0.95 * losses[0]
-    predicted, measured = rehearse(made, ()), tracked(made, (), seeded(made))
+    predicted, measured = rehearse(made, ()), track(made, (), seeded(made))
     assert peak(predicted).bytes == peak(measured).bytes
 
 

@@ -23,7 +23,7 @@ from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.conflicts import conflict
-from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.training.evidence.rehearse import prepared, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.planner import Planner
@@ -211,7 +211,7 @@ def test_every_technique_that_can_change_what_is_trained_states_by_how_much() ->
 def test_every_technique_and_every_allowed_pair_needs_the_bytes_and_operations_that_were_rehearsed(name: str) -> None:
     made = job(name, optimizer=sgd)
     for plan in plans(name):
-        predicted, measured = rehearse(made, plan), tracked(made, plan, seeded(made))
+        predicted, measured = rehearse(made, plan), track(made, plan, seeded(made))
         mixed = any(type(one).__name__ == "Precision" for one in plan)
         assert abs(peak(predicted).bytes - peak(measured).bytes) <= 0.001 * mixed * peak(measured).bytes, plan
         assert predicted.flops.total() == measured.flops.total(), plan

@@ -20,7 +20,7 @@ from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.conflicts import conflict
-from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.training.evidence.rehearse import prepared, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.offload_model import OffloadModel
@@ -76,7 +76,7 @@ def test_what_stream_can_be_combined_with_keeps_to_what_it_states_and_to_the_byt
         else:
             assert stated is Exactness.CHANGED, plan
             assert 0 < (after - plain).norm() / way <= sum(drift(one, ledger("chain")) for one in plan) < 10, plan
-        predicted, measured = rehearse(made, plan), tracked(made, plan, seeded(made))
+        predicted, measured = rehearse(made, plan), track(made, plan, seeded(made))
         mixed = any(type(one).__name__ == "Precision" for one in plan)
         assert abs(peak(predicted).bytes - peak(measured).bytes) <= 0.001 * mixed * peak(measured).bytes, plan
         assert predicted.moved == measured.moved and predicted.stored == measured.stored, plan

@@ -84,7 +84,7 @@ def planner(name: str) -> tuple[Planner, Ledger]:
 @cache
 def outcome(name: str, technique: TrainingTechnique) -> Outcome:
     made, ledger = planner(name)
-    return made.decided(ledger, None, (technique,))
+    return made.outcome_of(ledger, None, (technique,))
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda one: type(one).__name__)

@@ -21,7 +21,7 @@ from shoestring.core.technique import total_cost
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import blocks_of, peak, validation
 from shoestring.measure.tracker import VALIDATE, Log, Moment
-from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.training.evidence.rehearse import prepared, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.plan import TrainingPlan
 from shoestring.training.planner import Planner
@@ -136,7 +136,7 @@ def test_the_memory_of_a_validation_is_rehearsed_to_the_byte_under_every_techniq
     for plan in plans(name):
         if len(plan) > 1:
             continue
-        predicted, measured = rehearse(made, plan), tracked(made, plan, seeded(made))
+        predicted, measured = rehearse(made, plan), track(made, plan, seeded(made))
         mixed = any(type(one).__name__ == "Precision" for one in plan)
         assert abs(peak(predicted).bytes - peak(measured).bytes) <= 0.001 * mixed * peak(measured).bytes, plan
         assert validation(predicted) and not predicted.unvalidated, plan

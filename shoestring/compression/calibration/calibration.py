@@ -1,11 +1,14 @@
-"""What is known of a model before it is compressed: how it uses its weights, and what damage it does to store one of them in another way.
+"""Calibration: what is known of a model before it is compressed: how it uses its weights, and the damage of each
+storage option.
 
-A calibration looks at some batches once: outputs, and second moments of the inputs of every weight. The damage of a form is then
+Calibration runs some batches once and records outputs, and second moments of the inputs of every weight. The damage of
+a format is then
 
-    error = sum over rows of (w - q) M (w - q)^T      what the layer computes differently, by arithmetic
-    damage = sensitivity * error                      of the model's outputs; the sensitivity of a weight is measured once
+    error = sum over rows of (w - q) M (w - q)^T      the change of the layer's output, by arithmetic
+    damage = sensitivity * error                      of the model's outputs; the sensitivity of each weight is measured once
 
-and of those forms that an allocation takes, the damage is measured itself: the model runs with this one weight stored so.
+For formats that an allocation uses, the damage itself is measured: the model runs with this one weight stored in that
+format.
 """
 
 from __future__ import annotations
@@ -45,18 +48,22 @@ from shoestring.compression.quantization.rounding import LARGEST, GridSetting, R
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 
-PROBE = GridSetting(4, 64)  # the grid by which a weight's sensitivity is measured
-PROBED, FEWEST = 32, 4  # vectors of outputs, and samples, on which single weights are tried, at least
-SHARE_OF_ROWS, FEWEST_ROWS, LOOKED_AT = (8, 64, 4096)  # by one row in 8, from 64 to 4096 of them, errors are estimated
-NOTHING = 1e-12  # damage below this is rounding of the outputs
-AT_ONCE = 1 << 22  # numbers of a weight that are compared at once
+PROBE = GridSetting(4, 64)  # the grid used to measure a weight's sensitivity
+PROBED, FEWEST = 32, 4  # least number of output vectors, and of samples, on which single weights are tried
+SHARE_OF_ROWS, FEWEST_ROWS, LOOKED_AT = (
+    8,
+    64,
+    4096,
+)  # errors are estimated from one row in 8, but from at least 64 and at most 4096 rows
+NOTHING = 1e-12  # smaller damages are rounding errors of the outputs
+AT_ONCE = 1 << 22  # numbers of a weight compared at once
 
 Damages = tuple[float, ...]  # of every output
 T = TypeVar("T")
 
 
 class MadeOnce(Generic[T]):
-    """Values by key, each made when it is first asked for."""
+    """A cache: values by key, made on first use."""
 
     def __init__(self) -> None:
         self.made: dict[str, T] = {}
@@ -69,30 +76,32 @@ class MadeOnce(Generic[T]):
 
 @dataclass
 class Calibration:
-    """Of one model on some batches. `original`: the model whose outputs count, where this one was cut already.
+    """Calibration statistics of one model. `original`: the model to compare with, if this one was changed before.
 
-    It is the one value here that remembers: forms, damages and calibrations of smaller models are made when they are first asked for, and
-    kept. Who asks (`ModelCost`, a technique's `cost`) is frozen and changes nothing else of it.
+    This is the one object here that caches: formats, damages and calibrations of smaller models are made on first use.
+    Its users (`ModelCost`, the `cost` of techniques) are frozen and change nothing else in it.
     """
 
     model: nn.Module
     forward: Forward
-    batches: Sequence[Batch]  # calibration
-    others: Sequence[Batch]  # damages are measured on: rounding knows the first ones, and looks too good there
-    measures: tuple[OutputMeasure, ...]  # how every output is compared
-    sample: Batch = None  # one, that answers are timed with
+    batches: Sequence[Batch]  # for calibration
+    others: Sequence[
+        Batch
+    ]  # for measuring damages: rounding is fitted to the calibration batches, and looks too good there
+    measures: tuple[OutputMeasure, ...]  # the measure of every output
+    sample: Batch = None  # a single sample, used for timing
     original: nn.Module | None = None
     ways: dict[tuple[str, str], StorageChoice] = field(
         default_factory=dict
-    )  # by the weight's name and a label of the form
-    damages: dict[tuple[str, str], Damages] = field(default_factory=dict)  # measured, by the same
-    masks: Mapping[str, Tensor] = field(default_factory=dict)  # of weights that were cut to zeros: what is left
-    seed: int | None = None  # that those masks follow from, if they do
+    )  # keyed by the weight's name and a label of the format
+    damages: dict[tuple[str, str], Damages] = field(default_factory=dict)  # measured damages, with the same keys
+    masks: Mapping[str, Tensor] = field(default_factory=dict)  # pruned weights -> mask of the kept numbers
+    seed: int | None = None  # the seed that determines the masks, if they were drawn
     notes: tuple[str, ...] = ()  # what techniques left alone, and why
-    edits: tuple[Mapping[str, Any], ...] = ()  # how this model was made of the one it was before
+    edits: tuple[Mapping[str, Any], ...] = ()  # how this model was made from the original
     derived: MadeOnce[Calibration] = field(
         default_factory=MadeOnce
-    )  # of models that techniques made of this one, by technique
+    )  # calibrations of models derived from this one, by technique
 
     def __post_init__(self) -> None:
         self.model.eval().requires_grad_(False)
@@ -111,18 +120,19 @@ class Calibration:
 
     @cached_property
     def too_large(self) -> dict[str, float]:
-        """The largest number of every weight that has some which float16, the type of all scales and tables, does not hold."""
+        """Weights with numbers beyond the range of float16 (the dtype of all scales and tables), with their largest
+        number."""
         largest = {weight.name: float(self.values[weight.name].abs().max()) for weight in self.weights if weight.count}
         return {name: value for name, value in largest.items() if value > LARGEST}
 
     @cached_property
     def storable(self) -> tuple[Weight, ...]:
-        """The weights that a technique may store otherwise."""
+        """The weights that a technique may store in another format."""
         return tuple(weight for weight in self.weights if weight.name not in self.too_large)
 
     @property
     def left_plain(self) -> tuple[str, ...]:
-        """Weights that stay as they are because of their numbers."""
+        """Weights left alone because of their numbers."""
         return tuple(
             f"{name} has numbers up to {value:.3g}, and float16 holds {LARGEST:,.0f} at most: it is stored as it is"
             for name, value in self.too_large.items()
@@ -130,12 +140,12 @@ class Calibration:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """What the user should know: what techniques left alone, and why."""
+        """Messages for the user: what techniques left alone, and why."""
         return (*self.notes, *self.left_plain)
 
     @cached_property
     def usage(self) -> dict[str, Usage]:
-        """How weights are used on all batches."""
+        """How weights are used, over all batches."""
         with torch.no_grad(), record_usage(self.model, self.weights, self.scratch) as usage:
             for batch in self.batches:
                 self.forward(self.model, batch)
@@ -143,7 +153,7 @@ class Calibration:
 
     @cached_property
     def clock(self) -> LatencyTimer:
-        """How long the model takes for an answer, and how much longer with packed weights."""
+        """Measures the model's latency, and the additional time of packed weights."""
         return latency_timer(self.model, self.forward, self.sample, self.weights)
 
     @cached_property
@@ -158,14 +168,14 @@ class Calibration:
         )
 
     def said(self, batches: Sequence[Batch], model: nn.Module | None = None) -> list[Outputs]:
-        """What the model, or another one, says."""
+        """The outputs of the model, or of another one."""
         return collect_outputs(self.model if model is None else model, self.forward, batches, self.measures)
 
     def compared(self, found: Sequence[Outputs], wanted: Sequence[Outputs]) -> Fidelity:
         return fidelity(found, wanted, self.measures)
 
     def comparison(self, batches: Sequence[Batch], model: nn.Module, original: nn.Module) -> FidelitySums:
-        """Of what two models say, of which only one batch is there at a time."""
+        """Compare the outputs of two models, with one batch in memory at a time."""
         found = FidelitySums(self.measures)
         for batch in batches:
             found.add(self.said([batch], model)[0], self.said([batch], original)[0])
@@ -173,26 +183,27 @@ class Calibration:
 
     @cached_property
     def wanted(self) -> list[Outputs]:
-        """The outputs of the model itself on the probe."""
+        """The model's own outputs on the probe."""
         found = self.said(self.probe)
         if not same(found[0], self.said(self.probe[:1])[0]):
             raise Mistake(
-                "the model gives other outputs for the same batch when it is called again: what a smaller one does to them can't "
-                "be told from chance; let it draw nothing and keep nothing in eval mode"
+                "the model gives different outputs when it is called again on the same batch, so the damage of compression can't be "
+                "measured; in eval mode it must neither draw random numbers nor keep state"
             )
         return found
 
     @cached_property
     def base(self) -> Fidelity:
-        """How close the model is to the original before any weight of it is stored otherwise."""
+        """The fidelity of this model to the original, before any weight is stored in another format."""
         if self.original is None or self.original is self.model:
-            return unharmed(self.measures)
+            return perfect_fidelity(self.measures)
         return self.comparison(self.others, self.model, self.original).fidelity
 
-    # Forms
+    # Formats
 
     def grids(self, weight: Weight, settings: Sequence[GridSetting]) -> list[str]:
-        """The labels of a weight on grids. Their errors are estimated from some rows; a grid is made when its form is asked for."""
+        """Labels of a weight's grid formats. Their errors are estimated from some rows; a format is only made when
+        needed."""
         made = [self.gridded(weight, setting) for setting in settings]
         missing = [
             (one, grid) for one, grid in zip(settings, made, strict=True) if (weight.name, grid[0]) not in self.ways
@@ -205,7 +216,7 @@ class Calibration:
         return [label for label, _ in made]
 
     def grid_errors(self, weight: Weight, settings: Sequence[GridSetting]) -> list[float]:
-        """The errors of a weight on grids, as those of some of its rows: rows are rounded independently."""
+        """Errors of a weight on grids, estimated from some rows: rows are rounded independently."""
         some, times = self.some_rows(weight)
         few, mask = self.matrix(weight, self.values[weight.name])[some], self.mask(weight)
         rounded = round_to_grid(few, settings, self.moment(weight), None if mask is None else mask[some])
@@ -214,10 +225,10 @@ class Calibration:
             return [times * one.error / inputs for one in rounded]
         shape = replace(weight, shape=tuple(few.shape))
         forms = (grid_form(shape, setting, one) for setting, one in zip(settings, rounded, strict=True))
-        return [times * self.rows_error(weight, form.dense(), few) for form in forms]  # which round once more
+        return [times * self.rows_error(weight, form.dense(), few) for form in forms]  # rounded once more to float16
 
     def some_rows(self, weight: Weight) -> tuple[slice, float]:
-        """Rows of a weight's matrix, evenly spread, by which errors are estimated; and how many rows there are for each of them."""
+        """Evenly spread rows of a weight's matrix for estimating errors, and the number of rows that each stands for."""
         rows = self.shape(weight)[0]
         step = max(1, rows // min(max(FEWEST_ROWS, rows // SHARE_OF_ROWS), LOOKED_AT))
         return slice(None, None, step), rows / max(-(-rows // step), 1)
@@ -242,7 +253,7 @@ class Calibration:
         return self.ways[weight.name, what[0]]
 
     def form(self, weight: Weight, label: str, make: Callable[[], WeightFormat]) -> str:
-        """The label of a weight in a form, made once."""
+        """The label of a weight in a format, which is made once."""
         if (weight.name, label) not in self.ways:
             form = make()
             stored = Stored(weight.names, form.kind, weight.shape, weight.dtype, form.settings)
@@ -251,7 +262,7 @@ class Calibration:
         return label
 
     def as_it_is(self, weight: Weight) -> str:
-        """The label of a weight stored as it is, which harms nothing; of one that was cut to zeros, without them."""
+        """The label of the unchanged weight, which does no damage; for a pruned one, without its zeros."""
         plain = partial(PlainFormat.of, self.values[weight.name])
         make = partial(self.zeroed, weight, PlainFormat.of) if weight.name in self.masks else plain
         label = self.form(weight, "plain", make)
@@ -259,7 +270,7 @@ class Calibration:
         return label
 
     def zeroed(self, weight: Weight, inner: Callable[[Tensor], WeightFormat]) -> WeightFormat:
-        """A weight that was cut to zeros: the mask, or what it follows from, and a form of what is left."""
+        """A pruned weight: its mask (or the mask's seed), and the kept numbers in another format."""
         value, mask = self.values[weight.name], self.masks[weight.name]
         return (
             SparseFormat.of(value, inner, mask)
@@ -268,7 +279,8 @@ class Calibration:
         )
 
     def moment(self, weight: Weight) -> SecondMoment | None:
-        """The second moment of its inputs, the columns of its `matrix`; None of one that is looked up, or used in an unknown way."""
+        """The second moment of its inputs, which correspond to the columns of its `matrix`; None if it is an embedding
+        or used in an unknown way."""
         moment = self.usage[weight.name].moment
         if (
             moment is None
@@ -285,7 +297,7 @@ class Calibration:
         return grid_form(weight, setting, one, self.inputs_first(weight))
 
     def inputs_first(self, weight: Weight) -> bool:
-        """Whether it is multiplied as x W: then what is rounded is W^T, whose rows belong to outputs as those of other weights do."""
+        """Whether it is multiplied as x W: then W^T is rounded, so that rows belong to outputs as for other weights."""
         usage = self.usage[weight.name]
         return usage.inputs_first and usage.moment is not None and weight.name not in self.masks
 
@@ -295,12 +307,12 @@ class Calibration:
         return (columns, rows) if self.inputs_first(weight) else (rows, columns)
 
     def matrix(self, weight: Weight, value: Tensor) -> Tensor:
-        """A weight, or what is of its shape, as outputs by inputs."""
+        """A weight, or a tensor of its shape, as a matrix of outputs by inputs."""
         flat = value.reshape(matrix_shape(weight.shape))
         return flat.T if self.inputs_first(weight) else flat
 
     def importance(self, weight: Weight) -> Tensor | None:
-        """Mean squares of what the numbers of a weight, as (first dimension, others), are multiplied with."""
+        """Mean squares of the numbers that a weight, shaped (first dimension, others), is multiplied with."""
         moment = self.moment(weight)
         if moment is None:
             return None
@@ -312,15 +324,15 @@ class Calibration:
         return None if found is None else self.matrix(weight, found)
 
     def error(self, weight: Weight, form: WeightFormat) -> float:
-        """What is off in a form, in the metric of the weight's inputs; estimated from some rows, as that of a grid is."""
+        """The error of a format in the metric of the weight's inputs; estimated from some rows, like those of grids."""
         some, times = self.some_rows(weight)
         mine, wanted = (self.matrix(weight, one)[some] for one in (form.dense(), self.values[weight.name]))
         return times * self.rows_error(weight, mine, wanted)
 
     def rows_error(self, weight: Weight, found: Tensor, wanted: Tensor) -> float:
-        """What is off in rows of a weight's matrix."""
+        """The error in some rows of a weight's matrix."""
         moment, total = self.moment(weight), 0.0
-        some = max(1, AT_ONCE // max(self.shape(weight)[1], 1))  # rows
+        some = max(1, AT_ONCE // max(self.shape(weight)[1], 1))  # number of rows
         for one, other in zip(found.split(some), wanted.split(some), strict=True):
             off = (one - other).float()
             total += float(off.square().sum(dtype=torch.float64)) if moment is None else moment.error(off)
@@ -333,7 +345,7 @@ class Calibration:
         return (0.0,) * len(self.measures)
 
     def damage(self, weight: Weight, label: str) -> Damages:
-        """Of a form that was made: measured, or by the weight's sensitivity."""
+        """The damage of a format: measured, or estimated from the weight's sensitivity."""
         if (known := self.damages.get((weight.name, label))) is not None:
             return known
         if not weight.is_matrix:
@@ -342,68 +354,71 @@ class Calibration:
         return tuple(one * error for one in self.sensitivity(weight))
 
     def sensitivity(self, weight: Weight) -> Damages:
-        """Damage for every unit of error."""
+        """Damage per unit of error."""
         label = f"grid {PROBE.bits}/{PROBE.group}"
         self.grids(weight, [PROBE])
         error = self.ways[weight.name, label].error
-        return tuple(one / error for one in self.measured(weight, label)) if error > 0 else self.nothing
+        return tuple(one / error for one in self.measure_damage(weight, label)) if error > 0 else self.nothing
 
-    def measured(self, weight: Weight, label: str) -> Damages:
-        """The damage of this one weight stored so, on the probe."""
+    def measure_damage(self, weight: Weight, label: str) -> Damages:
+        """The damage of storing this one weight in this format, measured on the probe."""
         key = weight.name, label
         if key not in self.damages:
             if not self.usage[weight.name].calls and not self.changes(weight):
                 self.damages[key] = self.nothing
             else:
-                wanted, form = self.wanted, self.ways[key].form  # before anything is swapped
+                wanted, form = self.wanted, self.ways[key].form  # before the weight is replaced
                 with (
-                    swapped(self.values[weight.name], form.dense())
+                    with_values(self.values[weight.name], form.dense())
                     if form.keeps_inputs
                     else temporary_formats(self.model, {weight.name: form})
                 ):
-                    found = self.probed(wanted)
+                    found = self.fidelity_on_probe(wanted)
                 self.damages[key] = tuple(one if one > NOTHING else 0.0 for one in found.damages)
         return self.damages[key]
 
-    def probed(self, wanted: Sequence[Outputs]) -> Fidelity:
-        """How close the model, as it is now, is to these outputs of the probe."""
+    def fidelity_on_probe(self, wanted: Sequence[Outputs]) -> Fidelity:
+        """Fidelity of the model as it is now to these outputs of the probe."""
         found = FidelitySums(self.measures)
         for batch, one in zip(self.probe, wanted, strict=True):
             found.add(self.said([batch])[0], one)
         return found.fidelity
 
     def together(self, label: str) -> Damages:
-        """The damage of vectors (biases, norms), which is too small to be measured of each: of all that are in this form, by how many
-        they are."""
+        """The damage of vectors (biases, norms): too small to measure one by one, so all in this format are measured
+        together, and the result is divided among them."""
         if ("", label) not in self.damages:
             vectors = [weight for weight in self.weights if not weight.is_matrix and (weight.name, label) in self.ways]
             wanted = self.wanted
             with ExitStack() as stack:
                 for weight in vectors:
-                    stack.enter_context(swapped(self.values[weight.name], self.ways[weight.name, label].form.dense()))
-                found = self.probed(wanted)
+                    stack.enter_context(
+                        with_values(self.values[weight.name], self.ways[weight.name, label].form.dense())
+                    )
+                found = self.fidelity_on_probe(wanted)
             self.damages["", label] = tuple(max(one, 0.0) / max(len(vectors), 1) for one in found.damages)
         return self.damages["", label]
 
     def changes(self, weight: Weight) -> bool:
-        """Whether a weight that no function was seen to use changes the outputs (a custom operation, the weights of an LSTM)."""
+        """Whether a weight that no known function used changes the outputs (a custom operation, the weights of an
+        LSTM)."""
         return self.matters[weight.name]
 
     @cached_property
     def matters(self) -> dict[str, bool]:
-        """Of every weight, whether outputs have a gradient by it or another output without it."""
+        """For every weight, whether outputs have a gradient with respect to it, or change when it does."""
         found, wanted = {}, self.wanted
         for weight in self.weights:
             if self.usage[weight.name].calls:
                 found[weight.name] = True
                 continue
-            with swapped(self.values[weight.name], self.values[weight.name] * 1.5 + 0.01):
+            with with_values(self.values[weight.name], self.values[weight.name] * 1.5 + 0.01):
                 found[weight.name] = not same(self.said(self.probe[:1])[0], wanted[0])
         return found
 
 
-def unharmed(measures: Sequence[OutputMeasure]) -> Fidelity:
-    """Of a model as it is."""
+def perfect_fidelity(measures: Sequence[OutputMeasure]) -> Fidelity:
+    """The fidelity of an unchanged model."""
     return Fidelity(1.0, 1.0, 0, tuple(OutputFidelity(one.name, one.measure, 1.0, 1.0, 0, 0, None) for one in measures))
 
 
@@ -422,8 +437,8 @@ def grid_form(weight: Weight, setting: GridSetting, one: RoundedWeight, transpos
 
 
 @contextmanager
-def swapped(weight: Tensor, value: Tensor) -> Iterator[None]:
-    """While inside, a weight has other numbers. It stays the same parameter: whoever holds it sees them."""
+def with_values(weight: Tensor, value: Tensor) -> Iterator[None]:
+    """While inside, a weight has other numbers. It stays the same parameter, so all references see them."""
     before = weight.data
     weight.data = value.to(weight.dtype)
     try:

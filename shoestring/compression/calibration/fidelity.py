@@ -26,7 +26,7 @@ from shoestring.core.errors import Mistake
 
 COSINE, KL, BINARY, R2 = MEASURES = ("cosine", "kl", "binary", "r2")
 Forward = Callable[[nn.Module, Batch], Any]
-TOUCHING = 1e-7  # probabilities are clamped to this distance from 0 and 1
+TOUCHING = 1e-7  # probabilities are clamped to stay this far from 0 and 1
 OWN = 16  # outputs with up to this many numbers per sample have a variance for each; larger ones have one variance
 AT_ONCE = 1 << 18  # numbers compared at once in double precision
 ROUNDING = 2.0  # numbers that vary by less than this many units in the last place of their size are constant

@@ -1,14 +1,14 @@
-"""Infer what kind of output a tensor is by changing it, and watching which changes the loss and the metrics do not notice.
+"""Infer what kind of output a tensor is: change it, and see which changes leave the loss and the metrics the same.
 
-    change                                              not noticed              the output is
-    a constant added to every vector along an axis      by the loss or a metric  classes along that axis (softmax, argmax)
-    a positive factor for every number                  by the loss or a metric  binary logits (a threshold at zero)
-    a positive factor for every vector along an axis    by the loss or a metric  a direction (cosine)
+    change                                              no effect on             the output is
+    a constant added to every vector along an axis      the loss or a metric     classes along that axis (softmax, argmax)
+    a positive factor for every number                  the loss or a metric     binary logits (a threshold at zero)
+    a positive factor for every vector along an axis    the loss or a metric     a direction (cosine)
     one number moved far up, or far down                one lowers the loss      a binary logit, if it is the sample's only one
                                                         both raise the loss      a regression
 
-So losses written by hand, with whatever functions, tell as much as torch's own. Outputs are changed in place, so that no
-container of the job's has to be built again.
+So hand-written losses are understood as well as torch's own. Outputs are changed in place, so that the job's containers
+need not be rebuilt.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from torch import Tensor
 
 from shoestring.compression.calibration.fidelity import BINARY, COSINE, KL, R2
 
-DRAWS = 3  # random changes of a kind
-UNNOTICED = 1e-4  # relative to what noise of the output's own size does
-FAINT = 1e-5  # of the output's size: noise that changes every number a little, and no decision
-FAR = 1e6  # times the largest number
-MOVED = 8  # single numbers that are moved
+DRAWS = 3  # random changes of each kind
+UNNOTICED = 1e-4  # an effect counts as none below this, relative to the effect of noise as large as the output
+FAINT = 1e-5  # relative size of noise that changes every number a little, but no decision
+FAR = 1e6  # how far a number is moved, in units of the largest number
+MOVED = 8  # how many single numbers are moved
 
-Outcomes = list[float]  # the loss, and the metrics
+Outcomes = list[float]  # the loss, then the metrics
 
 
 class Behaviour(NamedTuple):
-    """The kind that was inferred."""
+    """The inferred kind."""
 
     measure: str
     axis: int
@@ -40,7 +40,7 @@ class Behaviour(NamedTuple):
 
 
 class Trial:
-    """What the loss and the metrics give for changed numbers of one output, which has its own again afterwards."""
+    """The loss and the metrics for changed numbers of one output, which is restored afterwards."""
 
     def __init__(self, output: Tensor, outcomes: Callable[[], Outcomes]) -> None:
         self.output, self.outcomes, self.own = output, outcomes, output.detach().clone()
@@ -61,7 +61,7 @@ class Trial:
         return torch.randn(tuple(shape), generator=self.generator).to(self.own.dtype)
 
     def difference(self, change: Callable[[], Tensor]) -> Outcomes:
-        """How far each outcome moves in some random changes, at most."""
+        """The largest change of each outcome over some random changes."""
         found = [self.of(change()) for _ in range(DRAWS)]
         return [
             max((abs(some - before) for some in each), default=0.0)
@@ -72,7 +72,7 @@ class Trial:
         return self.own + 3 * self.size * self.random(one_along(self.own, axis))
 
     def scaling(self, axis: int | None) -> Tensor:
-        """Of every vector along an axis; None: of every number."""
+        """A factor for every vector along an axis; None: for every number."""
         return self.own * self.random(self.own.shape if axis is None else one_along(self.own, axis)).exp()
 
     def noise(self, times: float) -> Tensor:
@@ -84,7 +84,7 @@ def one_along(tensor: Tensor, axis: int) -> list[int]:
 
 
 def behaviour_of(output: Tensor, outcomes: Callable[[], Outcomes]) -> Behaviour | None:
-    """The kind of an output (samples first); None if nothing tells. `outcomes`: the loss first, then the metrics."""
+    """The kind of an output (samples first); None if nothing shows it. `outcomes`: the loss first, then the metrics."""
     if not output.dim() or not output.numel() or not bool(torch.isfinite(output).all()):
         return None
     trial = Trial(output, outcomes)
@@ -104,8 +104,8 @@ def behaviour_of(output: Tensor, outcomes: Callable[[], Outcomes]) -> Behaviour 
 
 
 def insensitivities(trial: Trial) -> Iterator[tuple[Behaviour, Outcomes, list[bool]]]:
-    """Kinds, how far outcomes move in the changes that such a kind does not notice, and whether only a decision (no
-    function that is smooth) tells of that kind: a correlation, too, notices neither shift nor scale."""
+    """Kinds; the effect of the changes that such a kind ignores; and whether only a decision, not a smooth function, is
+    evidence for the kind, because a correlation ignores shift and scale too."""
     dims, per_number = trial.own.dim(), trial.difference(lambda: trial.scaling(None))
     nothing = [False] * len(per_number)
     scaled = {axis: trial.difference(lambda: trial.scaling(axis)) for axis in axes_of(trial.own)}  # noqa: B023
@@ -119,13 +119,13 @@ def insensitivities(trial: Trial) -> Iterator[tuple[Behaviour, Outcomes, list[bo
 
 
 def axes_of(tensor: Tensor) -> list[int]:
-    """Axes that may be those of classes or of vectors: not the samples', and the usual ones first."""
+    """Possible axes of classes or vectors: not the samples' axis; the usual ones first."""
     usual = [1, *range(tensor.dim() - 1, 1, -1)] if tensor.dim() > 3 else list(range(tensor.dim() - 1, 0, -1))
     return [axis for axis in usual if axis < tensor.dim() and tensor.shape[axis] > 1]
 
 
 def moved_far(trial: Trial) -> Behaviour | None:
-    """What the loss does if single numbers are moved far up or down."""
+    """The effect on the loss of moving single numbers far up or down."""
     count, per_sample = trial.own.numel(), trial.own.numel() // len(trial.own)
     far = FAR * (float(trial.own.abs().max()) + 1)
     ways = []
@@ -142,7 +142,7 @@ def moved_far(trial: Trial) -> Behaviour | None:
 
 
 def with_number(tensor: Tensor, place: int, by: float) -> Tensor:
-    """A copy with a single number moved."""
+    """A copy with a single number changed."""
     found = tensor.clone(memory_format=torch.contiguous_format)
     found.view(-1)[place] += by
     return found

@@ -14,7 +14,7 @@ from torch import Tensor
 from shoestring.compression.calibration.scratch import Scratch, ScratchTensor
 
 PANEL = 256  # rows of a panel
-WAITING = 4  # inputs are added when there is one for so many columns, or more
+WAITING = 4  # inputs are added once there is one for every so many columns
 DAMPING = 0.01  # fraction of the mean second moment added to the diagonal, so that errors in unseen inputs count too
 
 
@@ -26,7 +26,7 @@ class SecondMoment:
     columns: int
     squares: Tensor  # the diagonal, in memory
     panels: list[ScratchTensor] = field(default_factory=list)
-    waiting: list[ScratchTensor] = field(default_factory=list)  # inputs that are not in it yet
+    waiting: list[ScratchTensor] = field(default_factory=list)  # inputs that are not in M yet
     known_factor: Factor | None = None
 
     @classmethod
@@ -43,14 +43,15 @@ class SecondMoment:
         return made
 
     def add(self, rows: Tensor) -> None:
-        """Add x x^T of further inputs (inputs, columns). A few wait in the file for others: all panels are written again for them."""
+        """Add x x^T of further inputs (inputs, columns). Small batches are collected in the file first, because adding
+        rewrites all panels."""
         self.known_factor = None
         self.waiting.append(self.scratch.keep(rows))
         if sum(one.shape[0] for one in self.waiting) >= self.columns // WAITING:
             self.finish()
 
     def finish(self) -> None:
-        """Add the inputs that wait. Called before anything is read."""
+        """Add the collected inputs; called before anything is read."""
         if not self.waiting:
             return
         rows, self.waiting = torch.cat([self.scratch.read(one) for one in self.waiting]), []

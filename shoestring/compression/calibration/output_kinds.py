@@ -102,8 +102,8 @@ MAGNITUDES = {
     torch.abs,
     Tensor.abs,
 }  # of a difference: a regression
-THRESHOLDS = {torch.gt, Tensor.gt, Tensor.__gt__, torch.ge, Tensor.ge, Tensor.__ge__}  # a threshold: yes or no
-LOGARITHMS = {torch.log, Tensor.log}  # of 1 - p: the probability of yes
+THRESHOLDS = {torch.gt, Tensor.gt, Tensor.__gt__, torch.ge, Tensor.ge, Tensor.__ge__}  # a threshold: a binary decision
+LOGARITHMS = {torch.log, Tensor.log}  # of 1 - p, where p is the probability of the positive class
 DEFAULT_DIM = {functional.cosine_similarity: 1, functional.normalize: 1}
 
 

@@ -1,4 +1,5 @@
-"""A way to store a weight. All ways of all weights are larger than the model, so forms are made when they are needed, and lie in a file."""
+"""A storage option of a weight. All options together are larger than the model, so formats are made on demand and kept
+in a scratch file."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from shoestring.compression.formats.manifest import Stored
 
 @dataclass
 class StorageChoice:
-    """A way to store a weight, whose form is made when it is needed."""
+    """A storage option of a weight, whose format is made on demand."""
 
     stored: Stored
     error: float  # estimated
     make: Callable[[], WeightFormat]
-    scratch: Scratch | None = None  # where it lies once it was made: all ways of all weights are larger than the model
+    scratch: Scratch | None = None  # the file in which the format is kept once it was made
     parts: dict[str, ScratchTensor] | None = None
 
     @property
@@ -31,7 +32,7 @@ class StorageChoice:
         return KINDS[self.stored.kind](self.stored.shape, self.stored.dtype, self.stored.settings, tensors)
 
     def put_aside(self, form: WeightFormat) -> None:
-        """Read it from the file from now on; what made it is given up, with all that it holds."""
+        """From now on read the format from the file; the function that made it is dropped, with all that it references."""
         if self.scratch is not None:
             self.parts = {name: self.scratch.keep(tensor) for name, tensor in form.tensors().items()}
             self.make = given_up

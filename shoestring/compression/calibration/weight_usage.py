@@ -41,7 +41,7 @@ class Weight:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it has rows and columns worth quantizing; a bias or the scale of a norm has not."""
+        """Whether it is a matrix worth quantizing, unlike a bias or the scale of a norm."""
         return len(self.shape) > 1 and matrix_shape(self.shape)[1] > 1
 
 
@@ -108,15 +108,18 @@ class Usage:
 
 
 class InputMoments:
-    """Second moments of inputs. Weights that always read the same ones (queries, keys and values) share one, and its factor."""
+    """Second moments of inputs. Weights that always read the same inputs (queries, keys and values) share a moment and
+    its factor."""
 
     def __init__(self, scratch: Scratch) -> None:
         self.scratch, self.rows = (
             scratch,
             torch.empty(0),
         )  # a copy of the last inputs: the model may change them in place
-        self.readers: dict[int, Usage] = {}  # of the last inputs, which are added when other inputs come; by id
-        self.owners: dict[int, set[int]] = {}  # by id of a moment: the ids of those who share it
+        self.readers: dict[
+            int, Usage
+        ] = {}  # usages that read the last inputs, by id; these are added when other inputs arrive
+        self.owners: dict[int, set[int]] = {}  # id of a moment -> ids of the usages that share it
 
     def add(self, usage: Usage, rows: Tensor) -> None:
         if id(usage) in self.readers or not torch.equal(rows, self.rows):
@@ -125,7 +128,7 @@ class InputMoments:
         self.readers[id(usage)] = usage
 
     def finish(self) -> None:
-        """Add the last inputs. A moment of which some owners did not read them is split first."""
+        """Add the last inputs. If some sharers of a moment did not read them, they get a copy of it first."""
         rows, readers, self.rows, self.readers = self.rows.float(), self.readers, torch.empty(0), {}
         for before in {id(one.moment): one.moment for one in readers.values()}.values():
             mine = {key for key, one in readers.items() if one.moment is before}

@@ -1,4 +1,5 @@
-"""shoestring distill: a student learns from a teacher. It is `shoestring train`, with its flags, of a job whose loss knows the teacher."""
+"""shoestring distill: train a student towards a teacher. It is `shoestring train`, with the same flags, for a job whose
+loss runs the teacher."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from shoestring.compression.distillation.options import DistillCommand
     from shoestring.core.command import Call
 
-STUDENT = "--student-"  # before a flag of the student that a flag of this command hides
+STUDENT = "--student-"  # prefix of a student's flag that one of this command hides
 
 
 def run(asked: DistillCommand, call: Call) -> int:
@@ -44,7 +45,7 @@ def run(asked: DistillCommand, call: Call) -> int:
 
 
 def own_words(call: Call, student: str) -> list[str]:
-    """The words that are flags of the student's job; a flag that a flag of this command hides is given as --student-NAME."""
+    """The words that are flags of the student's job; a flag hidden by one of this command is written as --student-NAME."""
     from shoestring.compression.distillation.options import DistillOptions
     from shoestring.core.arguments import arguments_of
     from shoestring.jobfile import flags_of

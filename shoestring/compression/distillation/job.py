@@ -41,8 +41,8 @@ def job(
     epochs: int | None = None,
     seed: int | None = None,
 ) -> Job:
-    """Build the distillation job. `student`: a job file with its flags, as a teacher is written (sources.py); `teacher`: several of
-    them, each a word; `unlabelled`: a job file."""
+    """Build the distillation job. `student`: a job file with its flags, written like a teacher (sources.py); `teacher`:
+    several words, one per teacher; `unlabelled`: a job file."""
     course = Course(steps, epochs, seed).given
     given = (("objective", objective), ("temperature", temperature), ("alpha", alpha), ("axis", axis))
     how: dict[str, Any] = {

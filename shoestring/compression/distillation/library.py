@@ -1,4 +1,4 @@
-"""The library's door to distillation: `shoestring.distill`."""
+"""The library function `shoestring.distill`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shoestring.runs.tensors import write_tensors
 from shoestring.training.library import Step, plan, train
 from shoestring.training.technique import TrainingTechnique
 
-HIDDEN = "student_"  # before an argument of the student's job that an argument of `distill` hides
+HIDDEN = "student_"  # prefix of a student's argument that one of `distill` hides
 
 
 def distill(
@@ -56,18 +56,18 @@ def distill(
     seed: int | None = None,
     **flags: Any,
 ) -> Iterator[Step]:
-    """Train a student to say what its teachers say, step by step, as `train` does.
+    """Train a student towards its teachers' outputs, step by step, as `train` does.
 
         for step in shoestring.distill("small.py", teacher="big.py@runs/big", memory="600MiB", run="runs/small"):
             print(step.number, step.loss)
 
-    job         the student: the path of a job file, or the name of a built-in one; `flags` are the file's own, and
-                one that an argument here hides is given as student_NAME
+    job         the student: the path of a job file, or the name of a built-in one; `flags` are the file's own; one
+                that is hidden by an argument here is written as student_NAME
     teacher     a run ("big.py@runs/big"), a job file with weights ("big.py@weights.safetensors"); several are an ensemble
-    objective, temperature, alpha, axis    what is compared and how, and the teacher's share: loss = (1 - alpha) own + alpha distillation
-    passes      of every teacher with dropout on; peers: no teacher, so many students that learn from each other
+    objective, temperature, alpha, axis    the distillation loss, and its share: loss = (1 - alpha) own + alpha distillation
+    passes      forward passes of every teacher with dropout on; peers: number of students that learn from each other, without a teacher
     unlabelled, ratio    a job file with unlabelled batches, and how many of them follow each labelled one
-    noise       that the student alone sees: a standard deviation, or a Python file with `def noise(batch)`
+    noise       noise on the student's batches only: a standard deviation, or a Python file with `def noise(batch)`
     layers      the student keeps these blocks of the teacher, with their weights: "every=2"
     memory, use, exact, inexact, fresh_plan    as for `plan`; devices, run, fresh, adopt, save_every, keep    as for `train`. With peers and
                 a run, the weights of the first peer are in peer.safetensors there
@@ -117,7 +117,7 @@ def with_peer(steps: Iterator[Step], run: str | Path) -> Iterator[Step]:
 
 
 def one_peer(run: str | Path) -> str:
-    """Write the weights of one peer beside the run, under the names that the student alone has."""
+    """Write the weights of one peer beside the run, under the names of a single student."""
 
     folder = Folder(Path(run))
     checkpoint = best_weights(folder) if saved(folder.checkpoints, BEST) else checkpoint_of(folder, None)

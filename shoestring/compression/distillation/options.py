@@ -1,7 +1,7 @@
-"""What can be asked of a distillation: flags of `shoestring distill`, arguments of `shoestring.distill`, and flags of
-its job, which its run keeps. Nothing heavy is imported.
+"""Options of a distillation: flags of `shoestring distill`, arguments of `shoestring.distill`, and flags of its job,
+which its run stores. Imports nothing heavy.
 
-    DistillOptions -> flags of distillation/job.py -> Request (kept, compared when the run goes on) -> Job, in every process
+    DistillOptions -> flags of distillation/job.py -> Request (stored, compared on resume) -> Job, in every process
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILES = ("unlabelled", "noise")  # may name a file, which is pinned
 
 @dataclass(frozen=True)
 class DistillOptions:
-    """None: as the job of distillations has it, whose values for peers are others than those for a teacher."""
+    """None: the default of the distillation job, which differs between peers and teachers."""
 
     teacher: tuple[str, ...] = argument(
         "RUN",
@@ -30,24 +30,22 @@ class DistillOptions:
     )
     objective: str | None = argument(
         "OBJECTIVE",
-        "what is compared: kl, reverse_kl, js, mse, cosine, hidden(MODULE=MODULE), or several: '0.5*kl + 0.5*mse' (default kl)",
+        "the distillation loss: kl, reverse_kl, js, mse, cosine, hidden(MODULE=MODULE), or several: '0.5*kl + 0.5*mse' (default kl)",
     )
-    temperature: float | None = argument(
-        "TEMPERATURE", "outputs are divided by it before they become probabilities (default 2; 1 with --peers)"
-    )
+    temperature: float | None = argument("TEMPERATURE", "softmax temperature (default 2; 1 with --peers)")
     alpha: float | None = argument(
         "ALPHA",
-        "share of the teacher: loss = (1 - alpha) own + alpha distillation; 1: no labels are needed (default 0.1; 0.5 with --peers)",
+        "weight of the distillation: loss = (1 - alpha) own + alpha distillation; 1: no labels are needed (default 0.1; 0.5 with --peers)",
     )
-    axis: int | None = argument("AXIS", "dimension of the outputs in which classes lie (default the last)")
-    passes: int | None = argument("PASSES", "a dropout ensemble: so many passes of every teacher with dropout on")
-    peers: int | None = argument("PEERS", "no teacher: so many students that learn from each other")
+    axis: int | None = argument("AXIS", "class dimension of the outputs (default: the last)")
+    passes: int | None = argument("PASSES", "a dropout ensemble: number of passes of every teacher with dropout on")
+    peers: int | None = argument("PEERS", "no teacher: number of students that learn from each other")
     unlabelled: str | None = argument(
         "UNLABELLED", "a job file whose data are unlabelled batches for the student, of the same structure"
     )
     ratio: int | None = argument("RATIO", "unlabelled batches after each labelled one (default 1)")
     noise: str | None = argument(
-        "NOISE", "what the student alone sees: a standard deviation, or a Python file with `def noise(batch)`"
+        "NOISE", "noise on the student's batches only: a standard deviation, or a Python file with `def noise(batch)`"
     )
     layers: str | None = argument(
         "LAYERS", "the student keeps these blocks of the teacher's model, with their weights: every=2, or 0,2,5"
@@ -60,8 +58,8 @@ class DistillOptions:
             )
 
     def flags(self, student: str, own: Mapping[str, Any]) -> dict[str, Any]:
-        """The flags of the job that teaches the student of this file, whose flags are its `own`. Files and weights are pinned: named with
-        what they are known by."""
+        """The flags of the distillation job for this student, whose own flags are `own`. Files and weights are pinned
+        by their digests."""
         import shlex
 
         from shoestring.compression.distillation.job import FILE

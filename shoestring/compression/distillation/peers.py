@@ -94,7 +94,7 @@ def codistillation_job(
 
 
 def check_peers(own: Job, peers: int, plan: DistillationSettings) -> None:
-    """Raise Mistake for what peers can't learn by."""
+    """Raise Mistake for settings that peers can't learn with."""
     if peers < 2:
         raise Mistake(f"--peers {peers}: co-distillation needs 2 or more")
     if plan.hidden:

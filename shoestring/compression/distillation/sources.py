@@ -144,7 +144,7 @@ def digest_of(path: str | Path) -> str:
 
 
 def pin_file(value: str) -> str:
-    """A file, or the name of a built-in job, with what it is known by; anything else as it is."""
+    """A file, or the name of a built-in job, with its digest; other values unchanged."""
     path = job_path(value) if value in BUILT_IN else os.path.realpath(value)
     return f"{path}#{digest_of(path)}" if os.path.isfile(path) else value
 

@@ -1,8 +1,9 @@
-"""Compute less where it is easy: early exits, cascades of models, adaptive computation time.
+"""Compute less for easy samples: early exits, cascades of models, adaptive computation time.
 
     exit_job (train heads) -> gathered (evidence on held-out rows) -> calibrate (thresholds) -> EarlyExitModel, Cascade (rows leave)
 
-`AdaptiveRecurrent`, `AdaptiveUnits` and `AdaptiveTokens` learn how long to compute themselves; their outputs carry the ponder cost.
+`AdaptiveRecurrent`, `AdaptiveUnits` and `AdaptiveTokens` learn how long to compute; their outputs include the ponder
+cost.
 """
 
 from __future__ import annotations

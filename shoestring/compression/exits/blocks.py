@@ -1,4 +1,5 @@
-"""The chain of blocks of a model: those that shoestring finds in any model, if there is one chain of them that is called in order."""
+"""Find the chain of blocks of a model: repeated blocks that are called one after the other, if there is a single such
+chain."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ LISTS = (nn.Sequential, nn.ModuleList)
 
 
 def chain_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Blocks by name, in order: members of an nn.Sequential or nn.ModuleList (or of several, as stages are), two or more.
+    """Blocks by name, in order: two or more members of an nn.Sequential or nn.ModuleList (or of several, such as
+    stages).
 
     >>> list(chain_of(nn.Sequential(nn.Linear(2, 2), *(nn.Sequential(nn.Linear(2, 2)) for _ in range(2)))))
     ['1', '2']
@@ -38,7 +40,7 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def ancestors(model: nn.Module, name: str) -> list[nn.Module]:
-    """The modules that hold a module, from the model on."""
+    """The modules that contain a module, from the model downwards."""
     parts = name.split(".")
     return [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
 

@@ -1,6 +1,6 @@
-"""Clopper-Pearson bounds of a share, exact for every number of rows.
+"""Clopper-Pearson bounds of a proportion, valid for every number of rows.
 
-    at_most(k, n, delta)  = max{ p : P(Binomial(n, p) <= k) >= delta }        the share is more with probability at most delta
+    at_most(k, n, delta)  = max{ p : P(Binomial(n, p) <= k) >= delta }        the proportion is higher with probability at most delta
     at_least(k, n, delta) = 1 - at_most(n - k, n, delta)
 
 Clopper, Pearson: The Use of Confidence or Fiducial Limits Illustrated in the Case of the Binomial, 1934, Biometrika 26.

@@ -1,9 +1,10 @@
-"""A cascade: models from small to large; rows that are not sure go on to the next, and the batch gets smaller.
+"""A cascade: models from small to large; rows with low confidence go on to the next model, in ever smaller batches.
 
     answer(row) = model_k(row), k the first with confidence_k >= threshold_k, else the last
 
-Viola, Jones: Rapid Object Detection using a Boosted Cascade of Simple Features, 2001, CVPR; Wang et al.: Wisdom of Committees, 2022, arXiv
-2012.01988 (cascades of networks by confidence). Models differ in anything but their classes and what they are called with.
+Viola, Jones: Rapid Object Detection using a Boosted Cascade of Simple Features, 2001, CVPR; Wang et al.: Wisdom of
+Committees, 2022, arXiv 2012.01988 (cascades of networks by confidence). Models may differ in everything except their
+classes and arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from shoestring.compression.exits.confidence import check_logits, measure_named
 from shoestring.compression.exits.early_exit import ExitOutput
-from shoestring.compression.exits.rows import logits_of, row_count, taken, with_logits
+from shoestring.compression.exits.rows import logits_of, row_count, select_rows, with_logits
 from shoestring.compression.exits.thresholds import checked_thresholds
 from shoestring.core.errors import Mistake
 
@@ -25,8 +26,8 @@ from shoestring.core.errors import Mistake
 class Cascade(nn.Module):
     """Models from small to large, with a threshold for each but the last; inf: the model is left out.
 
-    Everything it is called with that has a row for each sample is cut to the rows that go on. The output is of the last model's kind, with
-    logits alone.
+    All arguments with a row per sample are cut to the rows that go on. The output has the last model's type, with
+    logits only.
     """
 
     thresholds: Tensor
@@ -43,14 +44,14 @@ class Cascade(nn.Module):
             thresholds if thresholds is not None else (math.inf,) * (len(models) - 1), len(models) - 1
         )
         self.register_buffer("thresholds", torch.tensor(chosen, dtype=torch.float64))
-        self.kind: type | None = None  # of the last model's output, once seen
+        self.kind: type | None = None  # type of the last model's output, once seen
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.answer(*args, **kwargs).output
 
     @torch.no_grad()
     def answer(self, *args: Any, **kwargs: Any) -> ExitOutput:
-        """The output, and which model every row got it from."""
+        """The output, and the number of the model that answered each row."""
         if any(module.training for module in self.modules()):
             raise Mistake("a cascade answers in evaluation only: train its models one by one; call .eval() first")
         count, last = row_count(args, kwargs), len(self.models) - 1
@@ -75,10 +76,10 @@ class Cascade(nn.Module):
             if number < last:
                 confidence[rows[goes]] = sure[goes]
             on = (~goes).nonzero()[:, 0]
-            given = taken(given, on, len(rows)) if 0 < len(on) < len(rows) else given
+            given = select_rows(given, on, len(rows)) if 0 < len(on) < len(rows) else given
             rows = rows[on]
-        if self.kind is None:  # no row has come to the last model yet: one is sent, to see what it gives
-            some, named = taken((args, kwargs), torch.arange(1), count)
+        if self.kind is None:  # no row has reached the last model yet: send one, to see the type of its output
+            some, named = select_rows((args, kwargs), torch.arange(1), count)
             self.kind = type(self.models[last](*some, **named))
         return ExitOutput(with_logits(self.kind, whole if whole is not None else torch.empty(0)), exits, confidence)
 

@@ -1,7 +1,7 @@
-"""How sure a classifier is of a row: three measures of its logits, from 0 to 1, more is surer.
+"""Confidence of a classifier for a row: three measures of its logits, from 0 to 1.
 
     probability   max_c p_c                            p = softmax(logits)
-    entropy       1 + sum_c p_c log p_c / log C         1 minus the entropy over the largest there is
+    entropy       1 + sum_c p_c log p_c / log C         1 minus the entropy / its maximum
     margin        p_first - p_second
 
 Teerapittayanon, McDanel, Kung: BranchyNet, 2016, arXiv 1709.01686 (entropy); Schuster et al.: Confident Adaptive Language Modeling, 2022,
@@ -55,7 +55,7 @@ def measure_named(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def check_logits(logits: Tensor, whose: str) -> Tensor:
-    """Logits of whole rows: (rows, classes)."""
+    """Check that logits have the shape (rows, classes)."""
     if logits.dim() != 2 or logits.shape[1] < 2:
         raise Mistake(
             f"{whose} gives a tensor of shape {tuple(logits.shape)}, and rows leave by how sure their class is: it must be "

@@ -1,15 +1,16 @@
-"""Early exits: small heads after some blocks of a model; rows that are sure leave there, and the rest of the batch goes on smaller.
+"""Early exits: small classifier heads after some blocks of a model; confident rows leave there, and the rest of the
+batch goes on.
 
     x -> block 1 -> ... -> block k -> head -> confidence >= threshold ?  yes: the row is answered    no: blocks k + 1, ... on the rows left
 
 Teerapittayanon, McDanel, Kung: BranchyNet, 2016, arXiv 1709.01686; Kaya, Hong, Dumitras: Shallow-Deep Networks, 2019, arXiv 1810.07052;
 Xin et al.: DeeBERT, 2020, arXiv 2004.12993; Schuster et al.: CALM, 2022, arXiv 2207.07061 (thresholds with a guarantee).
 
-The model's own forward runs; for its time, its blocks are given the rows that are left of whatever has a row for each sample (masks too).
-An nn.Sequential runs on those rows to its end. In any other model, what follows the blocks (pooling, classifier) sees the whole batch, with
-zeros for rows that left; a block must be given what the block before it gave; and a last row takes another along, so that who mixes rows
-that are left with those of the whole batch fails on their sizes and is refused, instead of one row being added to all.
-Measured damage: benchmarks/compress/exits.json, docs/exits.md.
+The model's own forward runs, but its blocks get only the remaining rows of every argument with a row per sample (masks
+too). An nn.Sequential runs on those rows to its end. In any other model, code after the blocks (pooling, classifier)
+sees the whole batch, with zeros for rows that left. There, each block's input must be the previous block's output. At
+least two rows always remain: code that mixes remaining rows with the whole batch then fails on their sizes and is
+refused, whereas a single row would be broadcast to all. Measured damage: benchmarks/compress/exits.json, docs/exits.md.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from torch import Tensor, nn
 
 from shoestring.compression.exits.blocks import ancestors, chain_of, is_plain
 from shoestring.compression.exits.confidence import check_logits, measure_named
-from shoestring.compression.exits.rows import hidden_of, logits_of, row_count, taken, unmoved, with_hidden, with_logits
+from shoestring.compression.exits.rows import (
+    hidden_of,
+    logits_of,
+    row_count,
+    select_rows,
+    shared_leaves,
+    with_hidden,
+    with_logits,
+)
 from shoestring.compression.exits.thresholds import checked_thresholds
 from shoestring.core.errors import Mistake
 from shoestring.core.private import tree_leaves
@@ -33,10 +42,10 @@ POOLS = ("first", "mean", "grid", "none")
 
 
 class Head(nn.Module):
-    """A hidden state to logits: pooled, normed, one linear layer.
+    """A classifier head: pooling, layer norm, one linear layer.
 
     pool    "first" or "mean" of tokens (rows, tokens, width); "grid": means of grid x grid fields of maps (rows, channels, height, width);
-            "none" of (rows, width). A mean counts padding: take the first token where lengths vary.
+            "none" of (rows, width). A mean includes padding: use the first token if lengths vary.
     """
 
     def __init__(self, width: int, classes: int, pool: str = "none", grid: int = 1) -> None:
@@ -60,15 +69,15 @@ class Head(nn.Module):
 
 
 class ExitOutput(NamedTuple):
-    """An output, and where every row got it."""
+    """An output, and the exit of every row."""
 
-    output: Any  # of the model's own kind, with logits alone
-    exits: Tensor  # (rows,): number of the exit, from 0; as many as there are exits: the end
-    confidence: Tensor  # (rows,): at that exit; of rows that went to the end, nan
+    output: Any  # of the model's own type, with logits only
+    exits: Tensor  # (rows,): number of the exit, from 0; the number of exits: the end of the model
+    confidence: Tensor  # (rows,): confidence at that exit; NaN for rows that went to the end
 
 
 class Looked(Exception):
-    """A forward was followed to its first block, with these arguments."""
+    """Raised when a forward was followed to its first block, with the block's arguments."""
 
     def __init__(self, given: Any) -> None:
         super().__init__()
@@ -76,16 +85,16 @@ class Looked(Exception):
 
 
 class AllLeft(Exception):
-    """No row is left."""
+    """Raised when no row is left."""
 
 
 class EarlyExitModel(nn.Module):
     """A model with exit heads after some of its blocks.
 
-    heads        after how many blocks -> the head, a module of the hidden state: {2: Head(64, 10), 4: Head(64, 10)}
-    thresholds   a row leaves where its confidence is at least the exit's; inf (the default): the exit is not used, nor its head computed
-    measure      of confidence: "probability", "entropy" or "margin"
-    Thresholds are in the state dict, with model and heads. In training, and where no row may leave, it is the model itself.
+    heads number of blocks before the exit -> its head, a module of the hidden state: {2: Head(64, 10), 4: Head(64, 10)}
+    thresholds a row leaves if its confidence is at least the exit's threshold; inf (the default): the exit is off and
+    its head not computed measure of confidence: "probability", "entropy" or "margin" Thresholds are in the state dict,
+    with model and heads. In training, and if all exits are off, it behaves as the model itself.
 
     >>> net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)), nn.Linear(4, 2)).eval()
     >>> early = EarlyExitModel(net, {1: Head(4, 2)}, (0.0,)).eval()
@@ -111,9 +120,7 @@ class EarlyExitModel(nn.Module):
                 f"numbers from 1 to {len(self.names) - 1}; after the last block the model answers itself"
             )
         plain = [all(is_plain(one) for one in ancestors(model, name)) for name in self.names]
-        self.whole = all(
-            plain
-        )  # modules one after the other, from the first to the last: what lies between and after blocks is known
+        self.whole = all(plain)  # modules called one after the other, so that code between and after blocks is known
         parents = [name.rpartition(".")[0] for name in self.names]
         self.joined = frozenset(
             number
@@ -126,9 +133,9 @@ class EarlyExitModel(nn.Module):
         chosen = checked_thresholds(thresholds if thresholds is not None else (math.inf,) * len(after), len(after))
         self.register_buffer("thresholds", torch.tensor(chosen, dtype=torch.float64))
         self.shared: frozenset[int] | None = (
-            None  # of the blocks' arguments: those that are shared by all rows, once looked at
+            None  # numbers of the blocks' arguments that all rows share; None: not inspected yet
         )
-        self.kind: type | None = None  # of the model's output, once seen
+        self.kind: type | None = None  # type of the model's output, once seen
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         limits = self.thresholds.tolist()
@@ -149,7 +156,7 @@ class EarlyExitModel(nn.Module):
             {block: instead(block, passage.around(number, block)) for number, block in enumerate(self.chain())}
         ):
             try:
-                logits = passage.ended(self.model(*args, **kwargs))
+                logits = passage.end_logits(self.model(*args, **kwargs))
             except AllLeft:
                 logits = None
             except (RuntimeError, IndexError) as error:
@@ -162,8 +169,8 @@ class EarlyExitModel(nn.Module):
                 ) from error
         if (
             self.kind is None
-        ):  # all rows of the first batch left: one of them goes to the end, to see what the model gives
-            args, kwargs = taken((args, kwargs), torch.arange(1), passage.count)
+        ):  # all rows of the first batch left: one of them goes to the end, to see the type of the model's output
+            args, kwargs = select_rows((args, kwargs), torch.arange(1), passage.count)
             self.kind = type(self.model(*args, **kwargs))
         found = passage.put_together(logits)
         return found._replace(output=with_logits(self.kind, found.output))
@@ -197,11 +204,11 @@ class EarlyExitModel(nn.Module):
         return check_logits(self.heads[str(after)](hidden), f"the head after block {after}")
 
     def chain(self) -> list[nn.Module]:
-        """The blocks, as they are now: other techniques may have replaced some."""
+        """The blocks as they are now: other techniques may have replaced some."""
         return [self.model.get_submodule(name) for name in self.names]
 
-    def used(self) -> dict[int, tuple[int, float]]:
-        """Blocks done -> number and threshold of an exit that is used there."""
+    def active_exits(self) -> dict[int, tuple[int, float]]:
+        """Number of blocks before the exit -> number and threshold, for exits that are on."""
         return {
             after: (number, limit)
             for number, (after, limit) in enumerate(zip(self.after, self.thresholds.tolist(), strict=True))
@@ -210,14 +217,14 @@ class EarlyExitModel(nn.Module):
 
 
 class Passage:
-    """One batch on its way through the blocks."""
+    """One batch's pass through the blocks."""
 
     def __init__(self, early: EarlyExitModel, count: int, given: tuple[Any, Any]) -> None:
         self.early, self.count, self.given = early, count, given
-        self.exits_at, self.called = early.used(), 0
-        self.rows: Tensor | None = None  # those that are left; None: all
-        self.first: Any = None  # what the first block was given
-        self.last: Any = None  # what the block before gave, of the rows that are left
+        self.exits_at, self.called = early.active_exits(), 0
+        self.rows: Tensor | None = None  # the remaining rows; None: all
+        self.first: Any = None  # the first block's input
+        self.last: Any = None  # the last block's output, for the remaining rows
         device = early.thresholds.device
         self.exits = torch.full((count,), len(early.after), device=device)
         self.confidence = torch.full((count,), math.nan, dtype=torch.float64, device=device)
@@ -250,12 +257,10 @@ class Passage:
         return self.early.names[number] if number < len(self.early.names) else "nothing more"
 
     def smaller(self, number: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments of a block for the rows that are left."""
+        """The arguments of a block for the remaining rows."""
         assert self.rows is not None, "who calls has looked"
         hidden = hidden_of(self.last)
-        if (
-            number in self.early.joined
-        ):  # nothing but modules lies between: one argument, of the rows that are left already
+        if number in self.early.joined:  # only modules lie between: a single argument, with the remaining rows already
             return args, kwargs
         leaves = tree_leaves((args, kwargs))
         if not any(leaf is hidden for leaf in leaves):
@@ -266,13 +271,14 @@ class Passage:
                 f"between its blocks, where rows of the whole batch may be mixed with those that are left; put that into a "
                 f"block, or make the model an nn.Sequential"
             )
-        small: tuple[Any, Any] = taken((args, kwargs), self.rows, self.count, self.looked(), hidden)
+        small: tuple[Any, Any] = select_rows((args, kwargs), self.rows, self.count, self.shared_arguments(), hidden)
         return small
 
-    def looked(self) -> frozenset[int]:
-        """Arguments of blocks that do not have fewer entries in a smaller batch, found once: all rows share them, whatever their size."""
+    def shared_arguments(self) -> frozenset[int]:
+        """Arguments of blocks that do not become shorter for a smaller batch, found once: all rows share them, whatever
+        their size."""
         if self.early.shared is None:
-            fewer = taken(self.given, torch.arange(self.count - 1), self.count)
+            fewer = select_rows(self.given, torch.arange(self.count - 1), self.count)
             first = self.early.chain()[0]
 
             def stop(*args: Any, **kwargs: Any) -> Any:
@@ -282,11 +288,11 @@ class Passage:
                 with patched({first: stop}):
                     self.early.model(*fewer[0], **fewer[1])
             except Looked as found:
-                self.early.shared = unmoved(self.first, found.given)
+                self.early.shared = shared_leaves(self.first, found.given)
         return self.early.shared or frozenset()
 
     def let_leave(self, after: int, output: Any) -> Any:
-        """Answer the rows that are sure; give what is left of the block's output."""
+        """Answer the confident rows; return the block's output for the others."""
         exit, limit = self.exits_at[after]
         hidden = hidden_of(output)
         rows = self.rows if self.rows is not None else torch.arange(self.count, device=hidden.device)
@@ -306,13 +312,13 @@ class Passage:
         if not bool(stays.any()):
             raise AllLeft
         if not self.whole and int(stays.sum()) == 1 and len(rows) > 1:
-            stays[int((~stays).nonzero()[0, 0])] = True  # company for the last row; its answer is there already
+            stays[int((~stays).nonzero()[0, 0])] = True  # a second row for the last one; its answer is known already
         on = stays.nonzero()[:, 0]
         self.rows = rows[on]
-        return taken(output, on, len(rows))
+        return select_rows(output, on, len(rows))
 
     def handed_on(self, number: int, output: Any) -> Any:
-        """What the model is given as the block's output."""
+        """The block's output as the model gets it."""
         self.last = output
         if self.rows is None or self.whole or number + 1 < len(self.early.names):
             return output
@@ -321,14 +327,14 @@ class Passage:
         full[self.rows] = hidden
         return with_hidden(output, full)
 
-    def ended(self, output: Any) -> Tensor:
+    def end_logits(self, output: Any) -> Tensor:
         """Logits of the rows that went to the end."""
         self.early.kind = type(output)
         logits = check_logits(logits_of(output), "the model")
         return logits if self.rows is None or self.whole else logits[self.rows]
 
     def put_together(self, logits: Tensor | None) -> ExitOutput:
-        """Logits of all rows in their order."""
+        """Logits of all rows in their original order."""
         if not self.answers:
             return ExitOutput(logits, self.exits, self.confidence)
         some = logits if logits is not None else self.answers[0][1]
@@ -343,5 +349,5 @@ class Passage:
 def with_exits(
     model: nn.Module, heads: Mapping[int, nn.Module], thresholds: Sequence[float], measure: str = "probability"
 ) -> nn.Module:
-    """The model as one whose sure rows leave early, ready to be called; its state dict loads into another made so."""
+    """The model with exits, ready to be called; its state dict can be loaded into another one made in the same way."""
     return EarlyExitModel(model, heads, thresholds, measure).eval()

@@ -1,4 +1,5 @@
-"""Evidence for thresholds: what every exit would say of held-out rows, and what the parts of a model cost on this machine."""
+"""Evidence for thresholds: the outputs of every exit on held-out rows, and the time of the model's parts on this
+machine."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ from shoestring.core.batch import Batch, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.job import default_forward
 
-UNREACHED = 2.0  # a threshold that no confidence reaches, of an exit that is used
+UNREACHED = 2.0  # a threshold above every confidence, for an exit that is on
 
 
 class PartSeconds(NamedTuple):
-    """Seconds of a row, as `ExitEvidence` has them."""
+    """Seconds per row, in the form that `ExitEvidence` needs."""
 
     parts: tuple[float, ...]
     heads: tuple[float, ...]
@@ -35,7 +36,7 @@ class PartSeconds(NamedTuple):
 
 
 class Everything(nn.Module):
-    """Calls as the model's, all exits as its output."""
+    """A module that is called like the model and returns the outputs of all exits."""
 
     def __init__(self, inner: EarlyExitModel | Cascade) -> None:
         super().__init__()
@@ -53,7 +54,8 @@ def gathered(
     labels: Callable[[Batch], Tensor] | None = None,
     forward: Callable[[nn.Module, Batch], Any] = default_forward,
 ) -> ExitEvidence:
-    """What every exit says of these batches; right is the label, or without labels, the class that the whole model gives."""
+    """The outputs of every exit for these batches. A row counts as right if it has its label or, without labels, the
+    class that the whole model gives."""
     every = Everything(model).eval()
     confidences, rights = [], []
     for batch in batches:
@@ -77,13 +79,14 @@ def seconds_by_part(
     forward: Callable[[nn.Module, Batch], Any] = default_forward,
     clock: Callable[[], float] = perf_counter,
 ) -> PartSeconds:
-    """Median seconds for a row of this batch: between exits; of each head, with finding the sure rows; and what does not become less with
-    the rows, from the same on half of them and a quarter:  seconds(rows) = fixed + slope rows  for every part.
+    """Median seconds per row of this batch: between exits; of each head, including the search for confident rows; and
+    the fixed time of every part, fitted from timings with all, half and a quarter of the rows: seconds(rows) = fixed +
+    slope rows.
 
-    All of it is timed in every round, one after the other, and what is compared is of one round: a machine that becomes slower meanwhile
-    makes all of it slower.
+    Every round times everything, and only times of the same round are compared, because the machine's speed may change
+    between rounds.
 
-    clock   gives the time; one that counts work instead of seconds gives the costs in that unit.
+    clock returns the time; a clock that counts work instead of seconds gives costs in that unit.
     """
     rows = samples(batch)
     sizes = sorted({max(1, rows // 4), max(1, rows // 2), rows})
@@ -91,7 +94,7 @@ def seconds_by_part(
     timing = ExitTimer(model, forward, clock)
     timing.warm(smaller.values())
     taken: list[dict[int, list[float]]] = []
-    beyond = []  # seconds of an answer beyond its parts and heads
+    beyond = []  # seconds of an answer besides its parts and heads
     for _ in range(rounds):
         taken.append({size: timing.seconds(some) for size, some in smaller.items()})
         beyond.append(timing.to_the_end(batch) - sum(taken[-1][rows]))
@@ -112,7 +115,7 @@ def seconds_by_part(
 
 
 def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Of seconds by rows, what is fixed and what each row adds, neither below 0.
+    """Fit a line to (rows, seconds): the fixed time and the time per row, neither below 0.
 
     >>> [round(one, 9) for one in line([(8, 5.0), (16, 7.0), (32, 11.0)])]
     [3.0, 0.25]
@@ -133,13 +136,13 @@ class ExitTimer:
     clock: Callable[[], float]
 
     def warm(self, batches: Iterable[Batch]) -> None:
-        """What comes first takes longer, and is not timed."""
+        """Warm-up calls, which are not timed."""
         for batch in batches:
             self.seconds(batch)
             self.to_the_end(batch)
 
     def to_the_end(self, batch: Batch) -> float:
-        """Seconds of a batch of which no row leaves, though all exits look."""
+        """Seconds of a batch from which no row leaves, although all exits are computed."""
         before = self.model.thresholds.clone()
         self.model.thresholds.fill_(UNREACHED)
         try:
@@ -148,10 +151,10 @@ class ExitTimer:
             self.model.thresholds.copy_(before)
 
     def seconds(self, batch: Batch) -> list[float]:
-        """Seconds of a batch: between exits, to the end, and then of each head with finding the sure rows.
+        """Seconds of a batch: between exits, to the end, and then of each head with the search for confident rows.
 
-        A forward's parts and heads are timed in the same call, by hooks where one ends and the next begins: the difference of two calls
-        would be noise where a part is short.
+        Parts and heads of a forward are timed in the same call, by hooks at their borders: the difference of two calls
+        would be noise for short parts.
         """
         every, marks = Everything(self.model).eval(), Marks(self.clock)
         handles = marks.on_models(self.model) if isinstance(self.model, Cascade) else marks.on_blocks(self.model)
@@ -180,7 +183,7 @@ def leaving(model: EarlyExitModel | Cascade, logits: Tensor) -> Tensor:
 
 
 class Marks:
-    """Seconds of the parts of a forward, each from where the one before it ended."""
+    """Seconds of the parts of a forward, each from the end of the previous one."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -202,8 +205,8 @@ class Marks:
         return note
 
     def on_blocks(self, model: EarlyExitModel) -> list[Any]:
-        """Heads are called one by one after the model's own forward, whose rest ends where the first head begins. Exits may share a head:
-        its calls are told apart by their order."""
+        """Heads are called one by one after the model's own forward, whose last part ends where the first head begins.
+        Exits may share a head: its calls are told apart by their order."""
         blocks, heads = model.chain(), list(dict.fromkeys(model.heads.values()))
 
         def end_of_head(*_: Any) -> None:

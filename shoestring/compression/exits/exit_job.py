@@ -1,7 +1,7 @@
-"""Heads for early exits, trained by an ordinary job.
+"""Train heads for early exits by an ordinary job.
 
     loss = w_end loss(end) + sum_k w_k loss(exit_k)                               train="all": trunk and heads (BranchyNet, Shallow-Deep)
-    loss = sum_k w_k loss(exit_k), trunk frozen and in evaluation mode            train="heads": the model answers as before (DeeBERT)
+    loss = sum_k w_k loss(exit_k), trunk frozen and in evaluation mode            train="heads": the model's output is unchanged (DeeBERT)
     distil: loss(exit_k) = T^2 KL( softmax(end / T) || softmax(exit_k / T) )      no labels are read
 
 Kaya, Hong, Dumitras: Shallow-Deep Networks, 2019, arXiv 1810.07052; Xin et al.: DeeBERT, 2020, arXiv 2004.12993; temperature: Hinton,
@@ -25,7 +25,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, default_loss
 from shoestring.data.feed import Feed
 
-MakeHead = Callable[[torch.Size, int], nn.Module]  # of a hidden state's shape (rows first) and the number of classes
+MakeHead = Callable[[torch.Size, int], nn.Module]  # from a hidden state's shape (rows first) and the number of classes
 
 
 class AllExits(NamedTuple):
@@ -36,7 +36,8 @@ class AllExits(NamedTuple):
 
 
 class ExitTraining(EarlyExitModel):
-    """An EarlyExitModel that gives all exits of all rows, as training needs them; its state dict is that of an EarlyExitModel."""
+    """An EarlyExitModel that computes all exits for all rows, as training needs; its state dict is that of an
+    EarlyExitModel."""
 
     def __init__(
         self, model: nn.Module, heads: Mapping[int, nn.Module], frozen: bool, measure: str = "probability"
@@ -50,7 +51,7 @@ class ExitTraining(EarlyExitModel):
     def train(self, mode: bool = True) -> ExitTraining:
         super().train(mode)
         if self.frozen:
-            self.model.eval()  # its batch norms keep their statistics, nothing is dropped
+            self.model.eval()  # batch norms keep their statistics, and dropout is off
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> AllExits:
@@ -75,13 +76,14 @@ def exit_job(
     head: MakeHead | None = None,
     measure: str = "probability",
 ) -> Job:
-    """A job that trains heads after these numbers of blocks, with the trunk or alone; its model gives `AllExits`, and `.early(...)`.
+    """A job that trains heads after these numbers of blocks, with or without the trunk; its model returns `AllExits`,
+    and has `.early(...)`.
 
-    weights       of each exit's loss (default 1); `end_weight` of the model's own, train="all" only
-    distil        exits learn from the model's own output, without labels
-    head          makes a head of the hidden state's shape and the number of classes (default: `usual_head`)
-    Where the job's loss is the one that a transformers model brings, exits have cross entropy with the batch's labels. Metrics are those of
-    the job at the end, and at each exit with `_exit_2` after their name. One batch goes through the model now, for shapes.
+    weights weight of each exit's loss (default 1); `end_weight`: of the model's own loss, train="all" only distil exits
+    are trained towards the model's own output, without labels head makes a head from the hidden state's shape and the
+    number of classes (default: `usual_head`) If the job uses the loss of a transformers model, exits use cross entropy
+    with the batch's labels. Metrics are the job's, for the end and, with `_exit_2` after their name, for each exit. One
+    batch is run through the model now, to find shapes.
     """
     if train not in ("all", "heads"):
         raise Mistake(f'train={train!r}: give "all" (trunk and heads) or "heads" (the trunk stays as it is)')
@@ -137,7 +139,7 @@ def exit_loss(job: Job, logits: Tensor, end: Any, batch: Batch) -> Tensor:
     """The job's loss of an exit's logits."""
     if job.loss is default_loss and not isinstance(
         end, Tensor
-    ):  # the model brings its own, which it computes of its own logits
+    ):  # the model computes its loss itself, from its own logits
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dim() != 1:
             raise Mistake(
@@ -149,7 +151,7 @@ def exit_loss(job: Job, logits: Tensor, end: Any, batch: Batch) -> Tensor:
 
 
 def usual_head(shape: torch.Size, classes: int) -> Head:
-    """Maps: means of 2 x 2 fields; tokens: the first; else the hidden state itself.
+    """The default head: for maps, means over 2 x 2 fields; for tokens, the first token; else the hidden state itself.
 
     >>> usual_head(torch.Size((8, 64, 7, 7)), 10).pool
     'grid'
@@ -165,7 +167,8 @@ def usual_head(shape: torch.Size, classes: int) -> Head:
 
 
 def shapes_of(job: Job, after: Sequence[int]) -> tuple[dict[int, torch.Size], int]:
-    """Shapes of the hidden states after some blocks, and the number of classes: one batch goes through a model of the job."""
+    """Shapes of the hidden states after some blocks, and the number of classes, found by running one batch through the
+    job's model."""
     model = job.model().eval()
     blocks = list(chain_of(model).values())
     found: dict[int, torch.Size] = {}

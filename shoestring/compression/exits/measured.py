@@ -1,4 +1,4 @@
-"""What exits do on samples that nothing was chosen by, beside what was expected of them."""
+"""Measure exits on samples on which nothing was chosen, beside what was expected of them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from shoestring.compression.exits.evidence import PartSeconds, gathered
 from shoestring.compression.exits.thresholds import operate
 from shoestring.core.batch import Batch
 
-TIMED = 16  # batches, at most, that both models are timed with
+TIMED = 16  # most batches used to time both models
 
 
 @dataclass(frozen=True)
 class ExitsMeasurement:
-    after: tuple[int, ...]  # blocks
-    expected: Mapping[str, Any]  # shares that leave at each exit and at the end, speed-up and loss
+    after: tuple[int, ...]  # number of blocks before each exit
+    expected: Mapping[str, Any]  # shares of rows that leave at each exit and at the end, speed-up and loss
     shares: tuple[float, ...]
-    loss: float  # share of samples of which the class is another than that of the end
-    speedup: float  # of whole batches, against the original model
+    loss: float  # share of samples with another class than at the end
+    speedup: float  # of whole batches, compared with the original model
 
     def as_json(self) -> dict[str, Any]:
         def both(name: str, measured: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def exits_measured(
     alike = PartSeconds((1.0,) * (len(model.after) + 1), (0.0,) * len(model.after))
     point = operate(gathered(model, batches, alike, forward=forward), model.thresholds.tolist())
     seconds = [0.0, 0.0]
-    for batch in batches[:TIMED]:  # in turns: the machine is not what it was before
+    for batch in batches[:TIMED]:  # alternately, because the machine's speed changes over time
         for place, one in enumerate((model, original)):
             begin = clock()
             forward(one, batch)

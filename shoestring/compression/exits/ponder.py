@@ -1,9 +1,10 @@
-"""Adaptive computation time: an item (a row, a position, a token) is computed in steps until its halting probabilities add up to one.
+"""Adaptive computation time: an item (a row, a position, a token) is computed in steps until its halting probabilities
+sum to one.
 
     N = min{ n : h_1 + ... + h_n >= 1 - epsilon }, at most `max_steps`        steps of the item
     R = 1 - (h_1 + ... + h_{N-1})                                            its remainder
     p_n = h_n for n < N, R for n = N                                         output: sum_n p_n s_n
-    ponder = N + R                                                           what a loss adds, times tau
+    ponder = N + R                                                           added to the loss, times tau
 
 Only R has a derivative. Graves: Adaptive Computation Time for Recurrent Neural Networks, 2016, arXiv 1603.08983.
 """
@@ -20,14 +21,15 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 
-EPSILON = 0.01  # Graves's: lets an item halt after one step
+EPSILON = 0.01  # Graves's value: lets an item halt after one step
 
 
 class Pondered(NamedTuple):
-    """An output with what it took. A model that goes on with the output passes the rest along: `found.map(self.classify)`."""
+    """An output with its ponder cost. A model that continues from the output keeps the cost:
+    `found.map(self.classify)`."""
 
     value: Any
-    ponder: Tensor  # (rows,) mean over the row's items of N + R; has a derivative
+    ponder: Tensor  # (rows,) mean of N + R over the row's items; differentiable
     steps: Tensor  # N of every item, 0 for padding
 
     def map(self, change: Callable[[Any], Any]) -> Pondered:
@@ -39,16 +41,16 @@ class Pondered(NamedTuple):
 
 
 class Halting(NamedTuple):
-    """What a step's halting probabilities mean for items that are still running."""
+    """The meaning of a step's halting probabilities, for items that are still running."""
 
-    weight: Tensor  # of the step's state in the output: h, or what is left of one
-    ends: Tensor  # bool: the item halts with this step
-    total: Tensor  # halting probability used so far
-    remainder: Tensor  # R where the item ends, else 0
+    weight: Tensor  # weight of the step's state in the output: h, or the remainder of one
+    ends: Tensor  # bool: the item halts in this step
+    total: Tensor  # sum of halting probabilities so far
+    remainder: Tensor  # R if the item halts, else 0
 
 
 def halt(probability: Tensor, total: Tensor, last: bool, epsilon: float = EPSILON) -> Halting:
-    """One step of halting, for items that run.
+    """One step of halting, for running items.
 
     >>> found = halt(torch.tensor([0.3, 0.8]), torch.tensor([0.25, 0.25]), last=False)
     >>> found.ends.tolist(), [round(value, 2) for value in found.weight.tolist()]
@@ -68,7 +70,8 @@ def check_limits(max_steps: int, epsilon: float) -> None:
 
 
 def ponder_job(job: Job, tau: float) -> Job:
-    """The job of a model that gives a `Pondered`, with the ponder cost in its loss; the job's own loss and metrics see the value alone.
+    """The job of a model that returns a `Pondered`, with the ponder cost added to its loss; the job's own loss and
+    metrics only see the value.
 
     loss = loss(value, batch) + tau * mean over rows of ponder
     """
@@ -77,11 +80,11 @@ def ponder_job(job: Job, tau: float) -> Job:
     inner, metrics = job.loss, job.metrics
 
     def loss(output: Any, batch: Any) -> Tensor:
-        found = checked(output)
+        found = check_pondered(output)
         return inner(found.value, batch) + tau * found.ponder.mean()
 
     def with_steps(output: Any, batch: Any) -> Mapping[str, Any]:
-        found = checked(output)
+        found = check_pondered(output)
         taken = found.steps[found.steps > 0].float()
         return {
             **(metrics(found.value, batch) if metrics is not None else {}),
@@ -91,7 +94,7 @@ def ponder_job(job: Job, tau: float) -> Job:
     return replace(job, loss=loss, metrics=with_steps if job.held_out is not None or job.clients is not None else None)
 
 
-def checked(output: Any) -> Pondered:
+def check_pondered(output: Any) -> Pondered:
     if not isinstance(output, Pondered):
         raise Mistake(
             f"the model gave a {type(output).__name__}, and the ponder cost travels in a Pondered: let the model's forward "

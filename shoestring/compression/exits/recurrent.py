@@ -1,11 +1,12 @@
-"""A recurrent network that ponders: each element of a sequence takes as many steps of the cell as its halting probabilities say.
+"""A recurrent network with adaptive computation time: its halting probabilities decide how many steps of the cell each
+element takes.
 
     s_t^n = cell([x_t, 1 if n = 1 else 0], s_t^{n-1}),   s_t^0 = s_{t-1}
     h_t^n = sigmoid(w . s_t^n + b)
     s_t   = sum_n p_t^n s_t^n                             N, R and p as in ponder.py; both states of an LSTM
 
-Graves: Adaptive Computation Time for Recurrent Neural Networks, 2016, arXiv 1603.08983.
-In evaluation, rows that have halted are computed no further: the cell sees those that run, and the result is that of all rows with a mask.
+Graves: Adaptive Computation Time for Recurrent Neural Networks, 2016, arXiv 1603.08983. In evaluation, halted rows are
+not computed any further: the cell only gets running rows. The result equals that of computing all rows with a mask.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ CELLS: dict[str, type[nn.RNNCell] | type[nn.GRUCell] | type[nn.LSTMCell]] = {
     "lstm": nn.LSTMCell,
 }
 
-State = tuple[Tensor, ...]  # (h,), of an LSTM (h, c)
+State = tuple[Tensor, ...]  # (h,), for an LSTM (h, c)
 
 
 class Element(NamedTuple):
-    """What pondering over one element of every row gave."""
+    """The result of pondering over one element of every row."""
 
     state: State
     ponder: Tensor  # (rows,)
@@ -36,9 +37,10 @@ class Element(NamedTuple):
 
 
 class AdaptiveRecurrent(nn.Module):
-    """Sequences (rows, time, features), with `lengths` (rows,) where they vary, to a Pondered of hidden states (rows, time, width).
+    """Maps sequences (rows, time, features), with `lengths` (rows,) if they vary, to a Pondered of hidden states (rows,
+    time, width).
 
-    What lies beyond a row's length is 0 and takes no step. The ponder cost of a row is the mean over its elements.
+    Positions beyond a row's length are 0 and take no step. The ponder cost of a row is the mean over its elements.
     """
 
     def __init__(
@@ -60,9 +62,9 @@ class AdaptiveRecurrent(nn.Module):
         self.width, self.max_steps, self.epsilon = width, max_steps, epsilon
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, compact: bool | None = None) -> Pondered:
-        """`compact`: leave halted rows out of the computation; by default in evaluation."""
+        """`compact`: compute only running rows; by default in evaluation."""
         rows, time = x.shape[:2]
-        ponder = self.compacted if (not self.training if compact is None else compact) else self.masked
+        ponder = self.compute_compact if (not self.training if compact is None else compact) else self.compute_masked
         lengths = torch.full((rows,), time, device=x.device) if lengths is None else lengths.to(x.device)
         state = tuple(x.new_zeros(rows, self.width) for _ in range(2 if isinstance(self.cell, nn.LSTMCell) else 1))
         outputs, ponders, steps = [], [], []
@@ -70,7 +72,7 @@ class AdaptiveRecurrent(nn.Module):
             here = (lengths > place).nonzero()[:, 0]
             if len(here) == rows:
                 found = ponder(x[:, place], state)
-            else:  # rows that are over keep their state
+            else:  # rows that have ended keep their state
                 some = ponder(x[here, place], tuple(one[here] for one in state))
                 empty = x.new_zeros(rows)
                 found = Element(
@@ -92,8 +94,8 @@ class AdaptiveRecurrent(nn.Module):
         after: State = found if isinstance(found, tuple) else (found,)
         return after, torch.sigmoid(self.halting(after[0]))[:, 0]
 
-    def masked(self, x: Tensor, state: State) -> Element:
-        """All rows until the last has halted, with weight 0 where one has."""
+    def compute_masked(self, x: Tensor, state: State) -> Element:
+        """All rows until the last one has halted, with weight 0 for halted ones."""
         mean = tuple(torch.zeros_like(one) for one in state)
         total, remainder = x.new_zeros(len(x)), x.new_zeros(len(x))
         running, steps = torch.ones_like(total, dtype=torch.bool), torch.zeros_like(total, dtype=torch.long)
@@ -108,8 +110,8 @@ class AdaptiveRecurrent(nn.Module):
                 break
         return Element(mean, steps + remainder, steps)
 
-    def compacted(self, x: Tensor, state: State) -> Element:
-        """The same, computing the rows that still run."""
+    def compute_compact(self, x: Tensor, state: State) -> Element:
+        """The same, computing only the rows that still run."""
         mean = tuple(torch.zeros_like(one) for one in state)
         total, remainder = x.new_zeros(len(x)), x.new_zeros(len(x))
         rows, steps = torch.arange(len(x), device=x.device), torch.zeros(len(x), dtype=torch.long, device=x.device)

@@ -1,4 +1,5 @@
-"""Rows of a batch: which leaves of what a module is given have one row a sample, taking some rows of all of them, putting outputs back."""
+"""Rows of a batch: find the tensors among a module's arguments that have a row per sample, select rows of all of them,
+and reassemble outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch
 
 
 def row_count(args: Any, kwargs: Any) -> int:
-    """How many rows a call is about."""
+    """The number of rows in a call's arguments."""
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     if not given:
         raise Mistake("a model with early exits was called without a tensor: rows leave a batch, so give it one")
@@ -28,10 +29,11 @@ def has_rows(leaf: Any, count: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == count
 
 
-def taken(
+def select_rows(
     given: Any, rows: Tensor, count: int, shared: frozenset[int] = frozenset(), compact: Tensor | None = None
 ) -> Any:
-    """Some rows of everything that has `count` of them; leaves whose number is in `shared`, and `compact`, stay as they are."""
+    """Select rows of every tensor that has `count` of them; tensors with a number in `shared`, and `compact` ones, stay
+    unchanged."""
     leaves, structure = tree_flatten(given)
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, *PLAIN)):
@@ -48,8 +50,9 @@ def taken(
     )
 
 
-def unmoved(more: Any, fewer: Any) -> frozenset[int]:
-    """Numbers of the tensors that are as long in a call with more rows as in one with fewer: they have no rows, all share them."""
+def shared_leaves(more: Any, fewer: Any) -> frozenset[int]:
+    """Numbers of the tensors that have the same length in calls with more and with fewer rows: they have no rows, so
+    all rows share them."""
     many, some = tree_leaves(more), tree_leaves(fewer)
     if len(many) != len(some):
         return frozenset()
@@ -65,7 +68,7 @@ def unmoved(more: Any, fewer: Any) -> frozenset[int]:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits of a model's output: a tensor, or what it calls logits."""
+    """The logits in a model's output: the tensor itself, or its `logits` field."""
     named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     found = output if isinstance(output, Tensor) else named
     if not isinstance(found, Tensor):
@@ -77,7 +80,7 @@ def logits_of(output: Any) -> Tensor:
 
 
 def with_logits(kind: Any, logits: Tensor) -> Any:
-    """An output of this kind with these logits and nothing else: a loss or hidden states would be those of some rows."""
+    """An output of this type with these logits and nothing else: a loss or hidden states would only cover some rows."""
     if issubclass(kind, Tensor):
         return logits
     if issubclass(kind, Mapping) or is_dataclass(kind):
@@ -88,7 +91,7 @@ def with_logits(kind: Any, logits: Tensor) -> Any:
 
 
 def hidden_of(output: Any) -> Tensor:
-    """What a block hands to the next: its output, or the first of a tuple."""
+    """The hidden state in a block's output: the tensor itself, or the first of a tuple."""
     first = output[0] if isinstance(output, (tuple, list)) and output else output
     if not isinstance(first, Tensor):
         raise Mistake(
@@ -98,7 +101,7 @@ def hidden_of(output: Any) -> Tensor:
 
 
 def with_hidden(output: Any, hidden: Tensor) -> Any:
-    """The block's output with another tensor as hidden state; the rest of a tuple stays."""
+    """The block's output with another hidden state; the rest of a tuple stays."""
     if isinstance(output, Tensor):
         return hidden
     rest = tuple(output)[1:]

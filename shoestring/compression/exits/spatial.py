@@ -1,12 +1,13 @@
-"""Spatially adaptive computation: positions of a map leave a chain of residual units one by one.
+"""Spatially adaptive computation time: positions of a map leave a chain of residual units one by one.
 
     x^{l+1} = x^l + residual_l(x^l)    at positions that run,        x^{l+1} = x^l elsewhere
     h^l     = sigmoid( conv(x^l) + w . mean over the map of x^l + b ) at positions that run, x^l after unit l
     output  = sum_l p_l x^l            N, R, p and the ponder cost as in ponder.py, by position; N is at most the number of units
 
-Figurnov, Collins, Zhu, Zhang, Huang, Vetrov, Salakhutdinov: Spatially Adaptive Computation Time for Residual Networks, 2017, arXiv
-1612.02297. In evaluation a unit is computed at the positions that run, and its earlier convolutions where those need them: patches are
-gathered and multiplied. Where most positions run, the whole map is computed and the rest thrown away: the same numbers.
+Figurnov, Collins, Zhu, Zhang, Huang, Vetrov, Salakhutdinov: Spatially Adaptive Computation Time for Residual Networks,
+2017, arXiv 1612.02297. In evaluation a unit is only computed at running positions, and its earlier convolutions where
+those need them, by gathering and multiplying patches. If most positions run, the whole map is computed and the rest
+discarded, which gives the same numbers.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ POINTWISE = (
 
 
 class AdaptiveUnits(nn.Module):
-    """Residual units of one shape, each given as its residual branch: maps (rows, channels, height, width) to a Pondered of maps.
+    """Residual units of one shape, each given as its residual branch. Maps (rows, channels, height, width) to a
+    Pondered of maps.
 
-    A branch is an nn.Sequential of convolutions that keep the size (stride 1, zero padding), BatchNorm2d and pointwise layers.
-    gathered_below   share of positions under which patches are gathered; above it the whole map is computed
+    A branch is an nn.Sequential of convolutions that keep the size (stride 1, zero padding), BatchNorm2d and pointwise
+    layers. gathered_below gather patches if fewer than this share of positions run; else compute the whole map
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class AdaptiveUnits(nn.Module):
         self.epsilon, self.gathered_below = epsilon, gathered_below
 
     def forward(self, x: Tensor, compact: bool | None = None) -> Pondered:
-        """`compact`: compute units at positions that run; by default in evaluation."""
+        """`compact`: compute units only at running positions; by default in evaluation."""
         compact = not self.training if compact is None else compact
         if compact and self.training:
             raise Mistake("compact=True in training: batch norms need whole maps; call .eval() first")
@@ -80,7 +82,7 @@ class AdaptiveUnits(nn.Module):
         return Pondered(mean, (steps + remainder).mean((1, 2)), steps)
 
     def unit(self, number: int, x: Tensor, running: Tensor, compact: bool) -> tuple[Tensor, Tensor]:
-        """The maps after a unit, and halting probabilities (anything where a position does not run)."""
+        """The maps after a unit, and halting probabilities (undefined where a position does not run)."""
         branch, score, pooled = self.branches[number], self.scores[number], self.pooled[number]
         assert isinstance(branch, nn.Sequential) and isinstance(score, nn.Conv2d)
         if not compact or float(running.float().mean()) >= self.gathered_below:
@@ -99,7 +101,7 @@ class AdaptiveUnits(nn.Module):
 
 
 def check_branch(branch: nn.Module, number: int, channels: int) -> None:
-    """A branch whose values at some positions can be computed from their neighbourhood."""
+    """Refuse a branch whose values at some positions can't be computed from their neighbourhood."""
     layers = list(branch) if isinstance(branch, nn.Sequential) else []
     convolutions = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
     odd = [layer for layer in layers if not (isinstance(layer, (*POINTWISE, nn.BatchNorm2d)) or keeps_size(layer))]
@@ -132,7 +134,7 @@ def keeps_size(layer: nn.Module) -> bool:
 
 
 def reach(layer: nn.Conv2d) -> tuple[int, int]:
-    """How far from a position a convolution looks."""
+    """How far from a position a convolution reads."""
     high, wide = ((size - 1) // 2 * far for size, far in zip(layer.kernel_size, layer.dilation, strict=True))
     return high, wide
 
@@ -152,7 +154,7 @@ def patches(x: Tensor, at: Tensor, layer: nn.Conv2d) -> Tensor:
 
 
 def sparse(branch: nn.Sequential, x: Tensor, wanted: Tensor) -> Tensor:
-    """The branch at wanted positions (rows, height, width), of maps with channels last: one row of channels a position."""
+    """The branch at the wanted positions (rows, height, width) of channels-last maps: one row of channels per position."""
     needed: list[Tensor] = []  # where each convolution is computed, from the last to the first
     area = wanted
     convolutions = [layer for layer in branch if isinstance(layer, nn.Conv2d)]
@@ -160,7 +162,7 @@ def sparse(branch: nn.Sequential, x: Tensor, wanted: Tensor) -> Tensor:
         needed.append(area)
         high, wide = reach(convolution)
         area = nn.functional.max_pool2d(area[:, None].float(), (2 * high + 1, 2 * wide + 1), 1, (high, wide))[:, 0] > 0
-    at, values = area.nonzero(), x[area]  # what is there before the first
+    at, values = area.nonzero(), x[area]  # the input of the first convolution
     for layer in branch:
         if isinstance(layer, nn.Conv2d):
             maps = x.new_zeros(*x.shape[:3], layer.in_channels).index_put(at.unbind(1), values)

@@ -1,19 +1,23 @@
-"""Thresholds of all exits at once: the least expected cost for a loss of quality, from what held-out rows would have done at every exit.
+"""Choose the thresholds of all exits: least expected cost for a limited loss of quality, from outputs of all exits on
+held-out rows.
 
     a row leaves at the first exit k with confidence_k >= threshold_k, else at the end
     cost(k)  = sum_{j<=k} part_j + sum_{j<=k, j used} head_j
     minimise mean cost   subject to   mean right_end - mean right_leaving <= limit
 
-One threshold has its optimum, with the others held, in one pass over sorted confidences. For a price of quality the thresholds are bettered
-in turn until none changes; prices from small to large give the frontier, and turns that keep the limit go between its points. With two
-exits or more that is a local optimum: on random evidence of two exits its cost was never more than 5 % above that of all pairs (tests).
-Without `delta` thresholds are fitted to the rows: on others the loss is somewhat more than the limit, the more so the fewer rows there are.
+With the others fixed, the best value of one threshold is found in one pass over sorted confidences. For a given price
+of quality, thresholds are improved in turn until none changes (coordinate descent); prices from small to large give the
+frontier, and descents that keep the limit fill the gaps. With two or more exits this is a local optimum: on random
+evidence with two exits its cost was never more than 5 % above the best of all pairs (tests). Without `delta`,
+thresholds are fitted to these rows: on other rows the loss is somewhat above the limit, the more so the fewer rows
+there were.
 
-`delta`: with probability 1 - delta over the held-out rows, the loss on the population is at most `limit` (learn then test, fixed sequence):
-half of the rows proposes a sequence of thresholds, the other half tests them from the most careful on, and stops at the first whose bound
-is over the limit; of all that passed, the model without exits among them, the cheapest is taken. The bound of a test is by
-Clopper-Pearson: most rows that became wrong minus fewest that became right, each at delta / 2.
-Angelopoulos, Bates, Candes, Jordan, Lei: Learn then Test, 2021, arXiv 2110.01052; Schuster et al.: CALM, 2022, arXiv 2207.07061.
+`delta`: with probability 1 - delta over the held-out rows, the loss on the population is at most `limit` (learn then
+test, fixed sequence): half of the rows proposes a sequence of thresholds, the other half tests them from the most
+conservative on, and stops at the first whose bound exceeds the limit; the cheapest that passed (or no exits) is chosen.
+A test's bound uses Clopper-Pearson: upper bound of rows that became wrong minus lower bound of rows that became right,
+each at delta / 2. Angelopoulos, Bates, Candes, Jordan, Lei: Learn then Test, 2021, arXiv 2110.01052; Schuster et al.:
+CALM, 2022, arXiv 2207.07061.
 """
 
 from __future__ import annotations
@@ -28,27 +32,29 @@ from torch import Tensor
 from shoestring.compression.exits.bounds import at_least, at_most
 from shoestring.core.errors import Mistake
 
-NEVER = math.inf  # threshold of an exit that is not used; its head is not computed
-PRICES = tuple(10 ** (power / 4) for power in range(-6, 13))  # of quality, in costs of the whole model
+NEVER = math.inf  # threshold of an exit that is off; its head is not computed
+PRICES = tuple(
+    10 ** (power / 4) for power in range(-6, 13)
+)  # prices of quality, in units of the cost of the whole model
 TURNS = 20
-SHARES = tuple(share / 12 for share in range(12))  # of rows that stay, in starts of the search
+SHARES = tuple(share / 12 for share in range(12))  # shares of rows that stay, used as starting points of the search
 
 Thresholds = tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class ExitEvidence:
-    """What held-out rows would have done at every exit, and what the parts of the model cost for a row (seconds, operations: any unit)."""
+    """Outputs of every exit on held-out rows, and costs of the model's parts per row (seconds, operations: any unit)."""
 
     confidence: Tensor  # (rows, exits)
-    right: Tensor  # (rows, exits + 1): 1 where the answer is right, or is that of the whole model; the last column is the end
-    parts: tuple[float, ...]  # from one exit to the next, the last to the end: exits + 1
-    heads: tuple[float, ...]  # of each exit
+    right: Tensor  # (rows, exits + 1): 1 where the answer is right, or agrees with the whole model; the last column is the end
+    parts: tuple[float, ...]  # cost from one exit to the next, the last to the end: exits + 1
+    heads: tuple[float, ...]  # cost of each head
     fixed: tuple[
         float, ...
-    ] = ()  # of each part, a row's share of what it takes for a batch however few rows are left: exits + 1, or none
-    leaving: float = 0.0  # a row's share of what taking rows out of a batch takes
-    batch: int = 1  # rows that come together
+    ] = ()  # fixed cost of each part per batch, divided by the rows of a batch: exits + 1, or empty
+    leaving: float = 0.0  # cost of removing rows from a batch, divided by its rows
+    batch: int = 1  # rows per batch
 
     def __post_init__(self) -> None:
         exits = len(self.heads)
@@ -84,7 +90,7 @@ class ExitEvidence:
 
     @property
     def whole(self) -> float:
-        """Cost of a row without exits."""
+        """Cost per row without exits."""
         return sum(self.parts) + sum(self.fixed)
 
     def rows(self, numbers: Tensor) -> ExitEvidence:
@@ -93,14 +99,14 @@ class ExitEvidence:
 
 @dataclass(frozen=True)
 class Point:
-    """What thresholds do to rows: predicted from held-out ones, or measured on others."""
+    """The effect of thresholds: predicted from held-out rows, or measured on others."""
 
     thresholds: Thresholds
-    shares: tuple[float, ...]  # of rows that leave at each exit, and at the end
-    cost: float  # of a row, mean
-    speedup: float  # cost of the whole model without exits over it
+    shares: tuple[float, ...]  # shares of rows that leave at each exit, and at the end
+    cost: float  # mean cost per row
+    speedup: float  # cost of the whole model without exits / this cost
     quality: float  # share of rows that are right
-    loss: float  # of quality against the whole model
+    loss: float  # quality of the whole model - this quality
     harmed: float  # share of rows that became wrong
     helped: float  # share of rows that became right
     rows: int
@@ -108,13 +114,13 @@ class Point:
 
 @dataclass(frozen=True)
 class ExitCalibration:
-    """Thresholds for a limit, with what is expected of them, and the whole frontier."""
+    """Thresholds for a limit, their expected effect, and the frontier."""
 
-    point: Point  # with delta: of the rows that tested it
+    point: Point  # with delta: on the rows that tested it
     limit: float
     frontier: tuple[Point, ...] = field(repr=False)  # by cost
     delta: float | None = None
-    bound: float | None = None  # the loss is more with probability at most delta
+    bound: float | None = None  # the true loss is higher with probability at most delta
 
 
 def checked_thresholds(thresholds: Sequence[float], exits: int) -> Thresholds:
@@ -127,7 +133,7 @@ def checked_thresholds(thresholds: Sequence[float], exits: int) -> Thresholds:
 
 
 def leaving(evidence: ExitEvidence, thresholds: Sequence[float]) -> Tensor:
-    """The exit of every row; `exits` for the end.
+    """The number of the exit at which every row leaves; `exits` for the end.
 
     >>> toy = ExitEvidence(torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.0, 0.0]]), torch.ones(3, 3), (1.0, 1.0, 1.0), (0.0, 0.0))
     >>> leaving(toy, (0.75, 0.5)).tolist()
@@ -146,7 +152,7 @@ def costs(evidence: ExitEvidence, thresholds: Sequence[float]) -> Tensor:
 
 
 def shared_cost(evidence: ExitEvidence, shares: Tensor, thresholds: Sequence[float]) -> float:
-    """A row's share of what does not become less with the rows: a part takes it if any row of the batch comes to it."""
+    """A row's share of fixed costs: a part's fixed cost is paid if any row of the batch reaches it."""
     coming = 1 - torch.cat((torch.zeros(1), shares[:-1])).cumsum(0)
     nobody = (1 - coming.clamp(0, 1)) ** evidence.batch
     parts = sum(fixed * (1 - float(one)) for fixed, one in zip(evidence.fixed, nobody, strict=False))
@@ -154,7 +160,7 @@ def shared_cost(evidence: ExitEvidence, shares: Tensor, thresholds: Sequence[flo
 
 
 def operate(evidence: ExitEvidence, thresholds: Sequence[float]) -> Point:
-    """What these thresholds do to these rows."""
+    """The effect of these thresholds on these rows."""
     checked = checked_thresholds(thresholds, len(evidence.heads))
     exits = leaving(evidence, checked)
     right, end = evidence.right.gather(1, exits[:, None])[:, 0], evidence.right[:, -1]
@@ -173,19 +179,22 @@ def operate(evidence: ExitEvidence, thresholds: Sequence[float]) -> Point:
     )
 
 
-def bettered(evidence: ExitEvidence, thresholds: Thresholds, exit: int, price: float, limit: float) -> Thresholds:
-    """The best threshold of one exit, with the others held: least cost + price * loss (sums over rows) of those within the limit."""
+def improve_threshold(
+    evidence: ExitEvidence, thresholds: Thresholds, exit: int, price: float, limit: float
+) -> Thresholds:
+    """The best threshold of one exit with the others fixed: least cost + price * loss (sums over rows) among those
+    within the limit."""
     used = tuple(0.0 if place == exit else one for place, one in enumerate(thresholds))  # its head is computed
     unused = tuple(NEVER if place == exit else one for place, one in enumerate(thresholds))
     on = leaving(evidence, unused)
-    here = on > exit  # rows that come to this exit
+    here = on > exit  # rows that reach this exit
     confidence, order = evidence.confidence[here, exit].sort(descending=True)
     if not len(order):
         return unused
     cost, end = costs(evidence, used), evidence.right[:, -1]
     goes_on = evidence.right.gather(1, on[:, None])[:, 0]
-    gain = (cost[on] - cost[exit])[here][order].cumsum(0)  # of cost, where the first m leave here
-    harm = (goes_on - evidence.right[:, exit])[here][order].cumsum(0)  # and of loss
+    gain = (cost[on] - cost[exit])[here][order].cumsum(0)  # saved cost if the first m leave here
+    harm = (goes_on - evidence.right[:, exit])[here][order].cumsum(0)  # and the loss
     total, loss = cost[on].sum() - gain, (end - goes_on).sum() + harm
     most = limit * len(evidence.right) + 1e-9
     without = (
@@ -194,7 +203,7 @@ def bettered(evidence: ExitEvidence, thresholds: Thresholds, exit: int, price: f
         else torch.inf
     )
     cuts = torch.ones_like(confidence, dtype=torch.bool)
-    cuts[:-1] = confidence[:-1] > confidence[1:]  # rows that tie leave together
+    cuts[:-1] = confidence[:-1] > confidence[1:]  # rows with equal confidence leave together
     cuts &= loss <= most
     objective = torch.where(cuts, total + price * loss, torch.inf)
     best = int(objective.argmin())
@@ -204,7 +213,8 @@ def bettered(evidence: ExitEvidence, thresholds: Thresholds, exit: int, price: f
 
 
 def between(confidence: Tensor, last: int) -> float:
-    """A threshold that `last` passes and the next does not, half way, so that rounding moves nobody."""
+    """A threshold that `last` passes and the next confidence does not, half way between them, so that rounding changes
+    nothing."""
     value = float(confidence[last])
     if last + 1 == len(confidence):
         return value
@@ -212,15 +222,16 @@ def between(confidence: Tensor, last: int) -> float:
     return middle if float(confidence[last + 1]) < middle <= value else value
 
 
-def descended(
+def coordinate_descent(
     evidence: ExitEvidence, thresholds: Thresholds, price: float, limit: float = math.inf, held: int | None = None
 ) -> Thresholds:
-    """Exits bettered in turn, from the last to the first, until none changes; one may be held in the first turn."""
+    """Coordinate descent over exits, from the last to the first, until none changes; one may be fixed in the first
+    round."""
     for turn in range(TURNS):
         before = thresholds
         for exit in reversed(range(len(thresholds))):
             if turn or exit != held:
-                thresholds = bettered(evidence, thresholds, exit, price, limit)
+                thresholds = improve_threshold(evidence, thresholds, exit, price, limit)
         if thresholds == before:
             break
     return thresholds
@@ -231,24 +242,25 @@ def proposals(evidence: ExitEvidence) -> Iterator[Thresholds]:
     yield never
     for price in PRICES:
         for start in (never, (0.0,) * len(never)):
-            yield descended(evidence, start, price * evidence.whole)
+            yield coordinate_descent(evidence, start, price * evidence.whole)
 
 
 def within(evidence: ExitEvidence, limit: float, known: Sequence[Point]) -> Iterator[Thresholds]:
-    """Thresholds with a loss of at most `limit`: from the best known, and from each exit alone with a share of all rows leaving."""
+    """Thresholds with a loss of at most `limit`: starting from the best known ones, and from each single exit with
+    several shares of rows leaving."""
     allowed = sorted((point for point in known if point.loss <= limit + 1e-12), key=lambda point: point.cost)
     for point in allowed[:3]:
-        yield descended(evidence, point.thresholds, 0.0, limit)
+        yield coordinate_descent(evidence, point.thresholds, 0.0, limit)
     shares = torch.tensor(SHARES if len(evidence.heads) > 1 else (), dtype=torch.float64)
     for exit in range(len(evidence.heads)):
         for value in torch.quantile(evidence.confidence[:, exit], shares).tolist():
             start = tuple(value if place == exit else NEVER for place in range(len(evidence.heads)))
             if operate(evidence, start).loss <= limit + 1e-12:
-                yield descended(evidence, start, 0.0, limit, held=exit)
+                yield coordinate_descent(evidence, start, 0.0, limit, held=exit)
 
 
 def frontier(evidence: ExitEvidence, limits: Sequence[float] = ()) -> tuple[Point, ...]:
-    """Points of which none is cheaper and as good as another, by cost; `limits`: look also for the cheapest with each of these losses."""
+    """The Pareto-optimal points, by cost; `limits`: also search for the cheapest point for each of these losses."""
     found = {thresholds: operate(evidence, thresholds) for thresholds in proposals(evidence)}
     for limit in limits:
         for thresholds in list(within(evidence, limit, list(found.values()))):
@@ -261,7 +273,8 @@ def frontier(evidence: ExitEvidence, limits: Sequence[float] = ()) -> tuple[Poin
 
 
 def calibrate(evidence: ExitEvidence, limit: float, delta: float | None = None, seed: int = 0) -> ExitCalibration:
-    """Thresholds that cost least for a loss of at most `limit` (0.005: half a point) on these rows, or, with delta, on their population."""
+    """The cheapest thresholds for a loss of at most `limit` (0.005: half a point) on these rows or, with delta, on
+    their population."""
     if not limit >= 0:
         raise Mistake(f"limit={limit}: a loss of quality is 0 or more; 0.005 is half a point")
     if delta is None:
@@ -294,11 +307,11 @@ def calibrate(evidence: ExitEvidence, limit: float, delta: float | None = None, 
         passed.append((tested, upper))
     point, bound = min(
         passed, key=lambda one: one[0].cost
-    )  # all that passed keep the limit: the cheapest, never dearer than no exits
+    )  # all that passed keep the limit: take the cheapest, never dearer than no exits
     return ExitCalibration(point, limit, found, delta, bound)
 
 
 def upper_loss(point: Point, delta: float) -> float:
-    """The loss on the population is more with probability at most delta."""
+    """An upper bound of the loss on the population, exceeded with probability at most delta."""
     harmed, helped = round(point.harmed * point.rows), round(point.helped * point.rows)
     return at_most(harmed, point.rows, delta / 2) - at_least(helped, point.rows, delta / 2)

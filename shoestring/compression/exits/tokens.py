@@ -1,12 +1,13 @@
-"""A transformer whose tokens halt one by one: the same block again and again, for tokens that are not done.
+"""A universal transformer whose tokens halt one by one: the same block is applied repeatedly to tokens that still run.
 
     u_i   = s_i + step embedding                              of tokens that run; s_i as it was of those that have halted
     s_i  <- block(u_i; keys and values of all tokens)         of tokens that run
     h_i   = sigmoid(w . s_i + b)                              N, R, p and the output sum_n p_n s_i^n as in ponder.py
 
-Dehghani, Gouws, Vinyals, Uszkoreit, Kaiser: Universal Transformers, 2019, arXiv 1807.03819, with Graves's halting for every token: a state
-that has halted is copied on, and others attend to it. In evaluation, tokens that have halted ask for nothing and are not computed: their
-keys and values stay, what runs is gathered from the whole batch, and rows without such a token are left out.
+Dehghani, Gouws, Vinyals, Uszkoreit, Kaiser: Universal Transformers, 2019, arXiv 1807.03819, with Graves's halting per
+token: the state of a halted token is copied, and other tokens still attend to it. In evaluation halted tokens are not
+computed: their keys and values are kept, running tokens are gathered from the whole batch, and rows without running
+tokens are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shoestring.core.errors import Mistake
 
 
 class HaltingState(NamedTuple):
-    """Of every token: its state, what came out so far, halting probability, remainder and steps."""
+    """Per token: its state, the output so far, halting probability, remainder and steps."""
 
     state: Tensor
     mean: Tensor
@@ -31,7 +32,8 @@ class HaltingState(NamedTuple):
 
 
 class AdaptiveTokens(nn.Module):
-    """Tokens (rows, tokens, width), with `padding` (rows, tokens, True where there is none), to a Pondered of the same shape."""
+    """Maps tokens (rows, tokens, width), with `padding` (rows, tokens, True for padding), to a Pondered of the same
+    shape."""
 
     def __init__(
         self,
@@ -60,25 +62,25 @@ class AdaptiveTokens(nn.Module):
         self.heads, self.max_steps, self.epsilon = heads, max_steps, epsilon
 
     def forward(self, x: Tensor, padding: Tensor | None = None, compact: bool | None = None) -> Pondered:
-        """`compact`: leave halted tokens out of the computation; by default in evaluation."""
+        """`compact`: compute only running tokens; by default in evaluation."""
         rows, tokens, _ = x.shape
         real = torch.ones(rows, tokens, dtype=torch.bool, device=x.device) if padding is None else ~padding
-        run = self.compacted if (not self.training if compact is None else compact) else self.masked
+        run = self.compute_compact if (not self.training if compact is None else compact) else self.compute_masked
         found = run(x, real)
         steps = found.steps
         ponder = ((steps + found.remainder) * real).sum(1) / real.sum(1).clamp(min=1)
         return Pondered(found.mean, ponder, steps)
 
-    def begun(self, x: Tensor) -> HaltingState:
+    def initial_state(self, x: Tensor) -> HaltingState:
         empty = x.new_zeros(x.shape[:2])
         return HaltingState(x, torch.zeros_like(x), empty, empty, torch.zeros_like(empty, dtype=torch.long))
 
     def attended(self, normed: Tensor, keys: Tensor, values: Tensor, real: Tensor) -> Tensor:
-        """(rows, some tokens, width) that ask all real tokens of their row."""
+        """Attention of (rows, some tokens, width) to all real tokens of their row."""
         asks = self.query(normed).unflatten(2, (self.heads, -1)).transpose(1, 2)
         mask = (
             real[:, None, None, :] | ~real.any(1)[:, None, None, None]
-        )  # a row of padding alone asks itself; nobody reads it
+        )  # a row of only padding attends to itself; the result is unused
         found = nn.functional.scaled_dot_product_attention(asks, keys, values, attn_mask=mask)
         answer: Tensor = self.out(found.transpose(1, 2).flatten(2))
         return answer
@@ -87,9 +89,9 @@ class AdaptiveTokens(nn.Module):
         keys, values = key_values.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return keys, values
 
-    def masked(self, x: Tensor, real: Tensor) -> HaltingState:
-        """All tokens until the last has halted, with weight 0 where one has."""
-        at, running = self.begun(x), real
+    def compute_masked(self, x: Tensor, real: Tensor) -> HaltingState:
+        """All tokens until the last one has halted, with weight 0 for halted ones."""
+        at, running = self.initial_state(x), real
         for number in range(self.max_steps):
             mine = running[:, :, None]
             input = torch.where(mine, at.state + self.step_embedding[number], at.state)
@@ -112,11 +114,11 @@ class AdaptiveTokens(nn.Module):
                 break
         return at
 
-    def compacted(self, x: Tensor, real: Tensor) -> HaltingState:
-        """The same, computing the tokens that still run, gathered from all rows."""
+    def compute_compact(self, x: Tensor, real: Tensor) -> HaltingState:
+        """The same, computing only running tokens, gathered from all rows."""
         rows, tokens, _ = x.shape
-        at, running = self.begun(x), real
-        cache = self.key_value(self.first_norm(x))  # of tokens that halted, and of padding, which is masked
+        at, running = self.initial_state(x), real
+        cache = self.key_value(self.first_norm(x))  # includes halted tokens, and padding, which is masked
         for number in range(self.max_steps):
             chosen = running.flatten().nonzero()[:, 0]
             if not len(chosen):
@@ -124,7 +126,7 @@ class AdaptiveTokens(nn.Module):
             input = at.state.flatten(0, 1)[chosen] + self.step_embedding[number]
             normed = self.first_norm(input)
             now = cache.flatten(0, 1).index_copy(0, chosen, self.key_value(normed)).view(rows, tokens, -1)
-            middle = input + self.asked(normed, now, real, running)
+            middle = input + self.attend_running(normed, now, real, running)
             state = middle + self.work(self.second_norm(middle))
             found = halt(
                 torch.sigmoid(self.halting(state))[:, 0],
@@ -148,11 +150,12 @@ class AdaptiveTokens(nn.Module):
             running = running.flatten().index_fill(0, over, False).view(rows, tokens)
         return at
 
-    def asked(self, normed: Tensor, key_values: Tensor, real: Tensor, running: Tensor) -> Tensor:
-        """What tokens that run (gathered) find in their rows; rows without one are left out, and the others' askers stand side by side."""
+    def attend_running(self, normed: Tensor, key_values: Tensor, real: Tensor, running: Tensor) -> Tensor:
+        """Attention of running tokens (gathered) in their rows; rows without one are left out, and queries are padded
+        to the largest number per row."""
         here = running.any(1).nonzero()[:, 0]
         counts = running[here].sum(1)
-        places = torch.arange(int(counts.max()), device=normed.device) < counts[:, None]  # (rows left, most askers)
+        places = torch.arange(int(counts.max()), device=normed.device) < counts[:, None]  # (rows left, most queries)
         asking = normed.new_zeros(len(here), places.shape[1], normed.shape[1])
         asking[places] = normed
         return self.attended(asking, *self.split(key_values[here]), real[here])[places]

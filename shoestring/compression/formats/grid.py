@@ -1,4 +1,4 @@
-"""Whole numbers of 2 to 8 bits on a grid of its own for every group of a row: w = scale (code - zero)."""
+"""The grid format: integers of 2 to 8 bits with a scale and a zero point per group of a row: w = scale (code - zero)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from shoestring.numerics.block_quantization import grid_values
 
 
 class GridFormat(WeightFormat):
-    """A weight as rows (its first dimension) of codes; each `group` numbers of a row share a scale (float16) and a
-    zero, which is a code.
+    """Rows (the weight's first dimension) of codes; every `group` numbers of a row share a scale (float16) and a zero
+    point, which is a code.
 
         w = scale (code - zero)
 
     `transposed`: rows are those of W^T, for a weight that is multiplied as x W (its first dimension belongs to inputs).
 
-    Zero is on every grid, so that what was cut away stays cut away. A row that is not a multiple of the group has a
-    shorter last one.
+    Zero is on every grid, so pruned weights stay zero. If the group size does not divide a row, its last group is
+    shorter.
     """
 
     kind = "grid"
@@ -55,7 +55,7 @@ class GridFormat(WeightFormat):
         dtype: torch.dtype,
         transposed: bool = False,
     ) -> Self:
-        """Of codes (rows, columns), with scales and zeros (rows, groups)."""
+        """Pack codes (rows, columns), with scales and zero points (rows, groups)."""
         stored = {
             "codes": pack_bits(codes.reshape(-1), bits),
             "scales": scales.to(torch.float16),
@@ -67,24 +67,26 @@ class GridFormat(WeightFormat):
         rows, columns = grid_shape(self.shape, self.settings)
         bits = int(self.settings["bits"])
         codes = unpack_bits(self.codes, bits, rows * columns).view(rows, columns)
-        found = self.valued(codes, self.scales, self.zero_points())
+        found = self.dequantize(codes, self.scales, self.zero_points())
         return (found.T.contiguous() if self.settings.get("transposed") else found).view(self.shape)
 
     def rows(self, index: Tensor) -> Tensor:
         rows, columns = matrix_shape(self.shape)
         bits, wanted = int(self.settings["bits"]), index.reshape(-1)
-        if columns % 8 or self.settings.get("transposed"):  # then a row may begin within a byte
+        if columns % 8 or self.settings.get("transposed"):  # then a row may begin inside a byte
             return super().rows(index)
         codes = unpack_bits(self.codes.view(rows, -1)[wanted].reshape(-1), bits, len(wanted) * columns).view(
             len(wanted), columns
         )
-        return self.valued(codes, self.scales[wanted], self.zero_points()[wanted]).view(*index.shape, *self.shape[1:])
+        return self.dequantize(codes, self.scales[wanted], self.zero_points()[wanted]).view(
+            *index.shape, *self.shape[1:]
+        )
 
     def zero_points(self) -> Tensor:
         return unpack_bits(self.zeros, int(self.settings["bits"]), self.scales.numel()).view(self.scales.shape)
 
-    def valued(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-        """scale (code - zero), group by group, in the weight's own type."""
+    def dequantize(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+        """scale (code - zero) for each group, in the weight's dtype."""
         return grid_values(codes, scales.to(self.dtype), zeros.to(self.dtype), int(self.settings["group"]))
 
 
@@ -95,7 +97,7 @@ def grid_shape(shape: Shape, settings: Settings) -> tuple[int, int]:
 
 
 def matrix_shape(shape: Shape) -> tuple[int, int]:
-    """Rows and columns of a weight: its first dimension, and all others. A vector is one row.
+    """Rows and columns of a weight: its first dimension, and all others. A vector counts as one row.
 
     >>> matrix_shape((64, 3, 3, 3)), matrix_shape((10,))
     ((64, 27), (1, 10))

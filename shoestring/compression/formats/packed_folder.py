@@ -100,8 +100,8 @@ def write_into(
     buffers: Mapping[str, Tensor],
     files: Mapping[str, bytes] | None = None,
 ) -> int:
-    """The same in the folder of a run: every file is there whole or not at all, the manifest last. Whoever opens a folder clears the
-    drafts that were left there."""
+    """The same inside the folder of a run: every file appears complete or not at all, the manifest last. Opening the
+    folder removes drafts left behind."""
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f"model.tmp-{os.getpid()}"
     try:

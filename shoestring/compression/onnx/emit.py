@@ -76,7 +76,7 @@ def codes_shape(form: GridFormat | CodebookFormat) -> tuple[int, int]:
 
 
 def inputs_first(form: WeightFormat) -> bool:
-    """Whether the codes' rows are those of W^T, of a weight that is multiplied as x W."""
+    """Whether the codes' rows are those of W^T, for a weight that is multiplied as x W."""
     return form.settings.get("transposed") is True
 
 
@@ -120,7 +120,7 @@ def float_scales(graph: Graph, name: str, form: GridFormat | CodebookFormat) -> 
 
 
 def rewrite_linear(graph: Graph, name: str, form: GridFormat, node: onnx.NodeProto) -> None:
-    """Rewrite MatMul(x, Transpose(weight)) or Gemm(x, weight, bias) as MatMulNBits; of a weight whose inputs come first,
+    """Rewrite MatMul(x, Transpose(weight)) or Gemm(x, weight, bias) as MatMulNBits; for a weight with inputs first,
     MatMul(x, weight)."""
     if inputs_first(form) and node.op_type == "MatMul" and node.input[1] == name and node.input[0] != name:
         graph.instead(node, matmul_nbits_nodes(graph, name, form, node.input[0], "", node.output[0]))

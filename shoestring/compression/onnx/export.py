@@ -34,10 +34,10 @@ from shoestring.compression.onnx.interface import (
 from shoestring.compression.onnx.open_lengths import (
     LENGTH,
     answer_shapes,
-    opened,
     runs_alike,
     shorter_by_one,
     twice_as_long,
+    with_dynamic_lengths,
 )
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
@@ -269,7 +269,7 @@ def with_open_lengths(
     interface: Interface,
     asked: Mapping[str, Mapping[int, Any] | None],
 ) -> Any:
-    """The graph with lengths open that torch's tracer fixed, if it answers as the model does for others."""
+    """The graph with dynamic sequence lengths that torch's tracer fixed, if it agrees with the model for other lengths."""
     from shoestring.compression.onnx.check import largest_difference
 
     fixed = {
@@ -293,11 +293,13 @@ def with_open_lengths(
             for one in tried
         )
 
-    return opened(graph, fixed, answer_shapes(call, replace_tensors(part, shorter_by_one(tensors, fixed))), agrees)
+    return with_dynamic_lengths(
+        graph, fixed, answer_shapes(call, replace_tensors(part, shorter_by_one(tensors, fixed))), agrees
+    )
 
 
 def keep_read_inputs(proto: Any, weights: Collection[str]) -> None:
-    """Remove the inputs of a graph that no operator reads, and those that are weights."""
+    """Remove graph inputs that no operator reads, and those that are weights."""
     from shoestring.compression.onnx.graph import inputs_of
 
     read = {name for node in proto.graph.node for name in inputs_of(node)} | {one.name for one in proto.graph.output}
@@ -307,7 +309,7 @@ def keep_read_inputs(proto: Any, weights: Collection[str]) -> None:
 
 
 def free_name(name: str, taken: Collection[str], end: str = "_weight") -> str:
-    """The name, with suffixes until it is not taken."""
+    """The name, with suffixes until it is free."""
     while name in taken:
         name += end
     return name

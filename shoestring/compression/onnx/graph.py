@@ -14,8 +14,8 @@ from onnx import helper, numpy_helper
 from shoestring.numerics.bit_packing import packed_bytes
 
 Array = NDArray[Any]
-CONTRIB = "com.microsoft"  # operators that onnxruntime has beside those of ONNX
-CALLED = "called.model."  # before the names of a model's tensors, in what torch exports
+CONTRIB = "com.microsoft"  # the domain of onnxruntime's own operators
+CALLED = "called.model."  # prefix of a model's tensor names in what torch exports
 
 
 class Graph:
@@ -135,7 +135,7 @@ def rename_in(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
     for graph in graphs_in(node):
         for inner in graph.node:
             rename_in(inner, names)
-        for one in graph.output:  # it may give what it did not make
+        for one in graph.output:  # it may return tensors that it did not compute
             one.name = names.get(one.name, one.name)
 
 

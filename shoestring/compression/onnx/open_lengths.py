@@ -1,7 +1,7 @@
-"""Declare the length of sequences open where torch's tracer fixed it, but the graph computes with any.
+"""Make the sequence length a dynamic axis if torch's tracer fixed it although the graph works for any length.
 
-While tracing, torch runs an LSTM or GRU step by step, so it takes their number for a constant; the operator that is
-written takes any number. Such an axis is opened if the file then answers as the model does for other lengths.
+While tracing, torch runs an LSTM or GRU step by step, and so takes the number of steps for a constant; the exported
+operator works for any number. Such an axis is made dynamic if the file then agrees with the model for other lengths.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ Shapes = Mapping[str, tuple[int, ...]]  # of outputs, by name
 LENGTH = 1  # axis of an input
 
 
-def opened(graph: Any, fixed: Mapping[str, int], shorter: Shapes | None, agrees: Callable[[Any], bool]) -> Any:
-    """The graph with these inputs' lengths open, or as it is. `fixed`: length by input; `shorter`: shapes of the
-    model's outputs for sequences that are shorter by one, None if it takes none; `agrees`: runs both."""
+def with_dynamic_lengths(
+    graph: Any, fixed: Mapping[str, int], shorter: Shapes | None, agrees: Callable[[Any], bool]
+) -> Any:
+    """The graph with dynamic lengths for these inputs, or unchanged. `fixed`: length by input; `shorter`: shapes of the
+    model's outputs for sequences shorter by one, None if the model refuses them; `agrees`: runs both."""
     if not fixed or shorter is None:
         return graph
     symbols = {size: f"length_of_{size}" for size in fixed.values()}
@@ -46,16 +48,16 @@ def twice_as_long(tensors: Mapping[str, Tensor], fixed: Mapping[str, int]) -> li
 
 
 def answer_shapes(call: Callable[[Batch], Mapping[str, Tensor]], batch: Batch) -> Shapes | None:
-    """Shapes of a model's outputs for a batch, None if it refuses the batch."""
+    """Shapes of a model's outputs for a batch; None if it refuses the batch."""
     try:
         with torch.no_grad():
             return {name: tuple(one.shape) for name, one in call(batch).items()}
-    except Exception:  # the model's own: it may have a parameter for every position
+    except Exception:  # raised by the model: it may have a parameter for every position
         return None
 
 
 def runs_alike(difference: Callable[[], float], tolerance: float) -> bool:
-    """Whether a comparison ends, with a difference that is small enough."""
+    """Whether a comparison succeeds, with a small enough difference."""
     try:
         return difference() <= tolerance
     except Mistake:  # onnxruntime can't run it, or shapes differ

@@ -16,7 +16,7 @@ from shoestring.compression.compress_report import OnnxReport
 from shoestring.compression.onnx.export import ExportedFile, export_onnx
 from shoestring.compression.onnx.interface import interface_of, outputs_of
 from shoestring.compression.room import compressed_model
-from shoestring.compression.session import CompressSession, begun
+from shoestring.compression.session import CompressSession, begin_session
 from shoestring.core.batch import Batch
 from shoestring.core.errors import OverBudget
 from shoestring.core.units import bytes_text
@@ -74,7 +74,7 @@ def onnx_file(session: CompressSession, path: Path, fast: bool) -> tuple[Compres
             break
         budget = replace(session.asked.budget, size=smaller)
         try:
-            now = begun(
+            now = begin_session(
                 session.source, replace(session.asked, budget=budget), session.plain.details.cost, session.given
             )
         except OverBudget:  # keep the smallest file so far

@@ -38,7 +38,7 @@ class NarrowAttention(nn.Module):
         self.out_proj = whole.out_proj
         self.training = whole.training
 
-    def projected(self, inputs: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+    def project(self, inputs: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
         """Queries, keys and values: (batch, head, position, width)."""
         weights = (
             (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
@@ -66,7 +66,7 @@ class NarrowAttention(nn.Module):
         inputs = (query, key, value) if whole else (query[None], key[None], value[None])
         if whole and not self.batch_first:
             inputs = (query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
-        queries, keys, values = self.projected(inputs)
+        queries, keys, values = self.project(inputs)
         mask = self.mask(
             attn_mask, key_padding_mask if whole or key_padding_mask is None else key_padding_mask[None], queries
         )
@@ -80,18 +80,18 @@ class NarrowAttention(nn.Module):
             mixed, told = functional.scaled_dot_product_attention(queries, keys, values, mask, dropout), None
         out = self.out_proj(
             mixed.permute(2, 0, 1, 3).flatten(2)
-        )  # rows in torch's order: a repair compares them one by one
+        )  # rows in torch's order, because a repair compares them one by one
         if not whole:
             return out[:, 0], None if told is None else told[0]
         return (out.transpose(0, 1) if self.batch_first else out), told
 
     def mask(self, attention: Tensor | None, padding: Tensor | None, like: Tensor) -> Tensor | None:
-        """Both masks as what is added to the scores; True in a mask of booleans means: not to be looked at."""
+        """Both masks as an addend of the scores; True in a boolean mask means: do not attend."""
         total: Tensor | None = None
         if attention is not None:
             total = added(attention, like)
             if total.dim() == 3:
-                total = total.unflatten(0, (like.shape[0], -1))  # a mask for every head: one for each that is left
+                total = total.unflatten(0, (like.shape[0], -1))  # a mask per head: keep those of the remaining heads
         if padding is not None:
             hidden = added(padding, like)[:, None, None]
             total = hidden if total is None else total + hidden

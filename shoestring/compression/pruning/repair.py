@@ -118,7 +118,7 @@ def refit(
         told += [
             f"{name}: {why}"
             for name, fit in fits.items()
-            if (why := judge.kept(fit, weight_of(modules, name), damping))
+            if (why := judge.accept(fit, weight_of(modules, name), damping))
         ]
     return told
 
@@ -137,7 +137,7 @@ class Judge:
     def damage(self) -> float:
         return fidelity(self.found(), self.wanted).damage
 
-    def kept(self, fit: Fit, weight: Tensor, damping: float) -> str:
+    def accept(self, fit: Fit, weight: Tensor, damping: float) -> str:
         """Refit a weight; if the refit is undone, return why."""
         if not fit.moment.dim():
             return "its products in the two models can't be matched"

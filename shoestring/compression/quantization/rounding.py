@@ -183,7 +183,8 @@ def gptq(
 
 
 def fit_grid(weight: Tensor, setting: GridSetting, importance: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Scale (float16) and zero of every group of every row: the range of its numbers, shrunk by what makes the error least."""
+    """Scale (float16) and zero point of every group of every row: the range of its numbers, shrunk by the factor with
+    the least error."""
     top = 2**setting.bits - 1
     padded = in_blocks(weight, setting.group, fill=0.0)  # (rows, groups, group)
     weights = None

@@ -29,15 +29,15 @@ class Codebook(Storage):
              bins
 
     Measured on MiniLM's linear layers (1 - cosine; a grid with GPTQ's rounding has .011 and .039): 4 bits percentile
-    .050, k-means .031, weighted .027; 3 bits .149, .136, .111. Of its embedding, 4 bits: .0023, .0012, .0012, as a
-    grid (.0012). So at 4 bits and fewer it is never the best choice there (benchmarks/compress/README.md, Codebooks);
-    at 8 bits, weighted and without scales, it is as good as a grid (.00022 beside .00027). It is for who compares, or
-    has weights that lie on few values.
+    .050, k-means .031, weighted .027; 3 bits .149, .136, .111. Of its embedding, 4 bits: .0023, .0012, .0012, as a grid
+    (.0012). So at 4 bits and fewer it is never the best choice there (benchmarks/compress/README.md, Codebooks); at 8
+    bits, weighted and without scales, it is as good as a grid (.00022 against .00027). Use it to compare, or for
+    weights that have only a few distinct values.
 
     Costs: a table for every weight, time for k-means, and more damage than `Quantize` at the same bits for
     linear layers.
 
-    Not for: linear layers at 3 bits and more: rounding with the inputs in mind (`Quantize`) is better there.
+    Not for: linear layers at 3 bits and more: `Quantize`, which considers the inputs, is better there.
     """
 
     bits: int = 4

@@ -11,8 +11,8 @@ from shoestring.compression.technique import RUNNING, Compressed, CompressTechni
 
 @dataclass(frozen=True)
 class Decode(CompressTechnique):
-    """Weights are decoded once, when the model is loaded, instead of in every call; only the folder is small. Chosen
-    where a latency could not be kept otherwise.
+    """Decode weights once, when the model is loaded, instead of in every call; only the folder is small. Chosen if a
+    latency can't be kept otherwise.
 
         bytes on disk = packed        bytes in memory, seconds of an answer = the original's
 

@@ -1,4 +1,4 @@
-"""Exits after some blocks: samples that are easy leave a model early."""
+"""Early exits: easy samples leave the model after some of its blocks."""
 
 from __future__ import annotations
 
@@ -23,37 +23,35 @@ from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 
-RATE = 3e-3  # of the heads' Adam
-LARGEST = 1 << 20  # width, classes or grid of a head that a folder may claim
+RATE = 3e-3  # learning rate of Adam for the heads
+LARGEST = 1 << 20  # largest width, number of classes or grid of a head that a folder may claim
 
 
 @dataclass(frozen=True)
 class EarlyExit(Restructure):
-    """A head after every `every` blocks; a sample leaves at the first one that is sure of its class, and the rest of the
-    batch goes on smaller. The model stays as it is: heads learn from its own answers on the calibration samples,
-    without labels,
+    """Add a classifier head after every `every` blocks; a sample leaves at the first head that is confident enough, and
+    the rest of the batch continues. The model itself is not changed: heads are trained towards its outputs on the
+    calibration samples, without labels,
 
         loss = sum_k T^2 KL( softmax(end / T) || softmax(exit_k / T) )          T = 2
 
-    and thresholds are what costs least for `loss` of agreement with the end, on samples that the heads have not
-    learned from. With `delta` that holds for all samples like them with probability 1 - delta (exits/thresholds.py:
-    learn then test). Xin et al. 2020, DeeBERT, arXiv 2004.12993; Angelopoulos et al. 2021, Learn then Test, arXiv
-    2110.01052.
+    and thresholds minimise the cost for at most `loss` of disagreement with the whole model, on samples not used to
+    train the heads. With `delta` the bound holds for the population of samples with probability 1 - delta
+    (exits/thresholds.py: learn then test). Xin et al. 2020, DeeBERT, arXiv 2004.12993; Angelopoulos et al. 2021, Learn
+    then Test, arXiv 2110.01052.
 
-    every      blocks from one exit to the next
-    loss       share of samples that may get another class than the whole model gives: 0.005 is half a point
-    delta      that the loss is more than that with this probability at most; 0: it holds on the held-out samples themselves
-    measure    of sureness: probability, entropy or margin
-    steps      of training the heads
+    every blocks from one exit to the next loss share of samples that may get another class than from the whole model:
+    0.005 is half a point delta largest probability that the true loss is higher; 0: the limit only holds for the
+    held-out samples themselves measure of confidence: probability, entropy or margin steps training steps of the heads
 
-    It makes a classifier faster where most samples are easy, and larger by its heads. Measured on Fashion-MNIST with
-    heads that were trained with the model: half a point allowed, 2.4 times as fast in batches of 32 with 0.99 points
-    lost on other data; with delta=0.1 1.8 times with 0.06 (benchmarks/compress/README.md). With few held-out samples
-    more is lost on others than was allowed: use delta.
+    It makes a classifier faster if most samples are easy, and larger by its heads. Measured on Fashion-MNIST with heads
+    that were trained with the model: half a point allowed, 2.4 times as fast in batches of 32 with 0.99 points lost on
+    other data; with delta=0.1 1.8 times with 0.06 (benchmarks/compress/README.md). With few held-out samples, the loss
+    on other samples exceeds the limit: use delta.
 
-    Costs: the heads' weights, a training of them, and nothing for samples that leave early.
+    Costs: the heads' weights, and the time to train and run them.
 
-    Not for: outputs that are no classes, samples that are all equally hard, or files for ONNX.
+    Not for: outputs other than classes, samples that are all equally hard, or ONNX files.
     """
 
     every: int = 1
@@ -62,7 +60,7 @@ class EarlyExit(Restructure):
     measure: str = "probability"
     steps: int = 200
     why: ClassVar[str] = "samples that are easy leave after some blocks"
-    order: ClassVar[int] = STRUCTURE + 5  # of a model that is already cut
+    order: ClassVar[int] = STRUCTURE + 5  # applied to a model that was pruned already
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.steps < 1 or not 0 <= self.loss <= 1 or not 0 <= self.delta < 1:
@@ -91,7 +89,7 @@ class EarlyExit(Restructure):
         return early, edit_of(early, found), ()
 
     def with_heads(self, study: Calibration, after: tuple[int, ...]) -> ExitTraining:
-        """The model with trained heads; it is a copy."""
+        """A copy of the model with trained heads."""
         plain = Job(
             model=lambda: copy.deepcopy(study.model),
             data=lambda: list(study.batches),
@@ -123,7 +121,7 @@ class EarlyExit(Restructure):
 
 
 def edit_of(early: EarlyExitModel, found: ExitCalibration) -> dict[str, Any]:
-    """How exits are made again, and what is expected of them."""
+    """The manifest's entry to make the exits again, and what to expect of them."""
     heads = [early.heads[str(number)] for number in early.after]
     told = []
     for head in heads:
@@ -146,7 +144,7 @@ def width_of(head: Head) -> int:
 
 
 def exits_again(model: nn.Module, edits: Sequence[Mapping[str, Any]]) -> nn.Module:
-    """The exits, of a fresh model."""
+    """Add the exits to a freshly built model."""
     for edit in edits:
         heads = {}
         for number, told in zip(edit["after"], edit["heads"], strict=True):

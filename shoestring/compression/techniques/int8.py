@@ -73,7 +73,9 @@ class Int8(Storage):
         if not self.fits(calibration, weight):
             return ()
         label = calibration.form(weight, f"int8, {self.inputs}", partial(self.form, calibration, weight))
-        calibration.measured(weight, label)  # the effect of quantizing inputs does not follow from the weight's error
+        calibration.measure_damage(
+            weight, label
+        )  # the effect of quantizing inputs does not follow from the weight's error
         return (label,)
 
     def fits(self, calibration: Calibration, weight: Weight) -> bool:

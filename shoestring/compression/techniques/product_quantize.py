@@ -26,18 +26,18 @@ KINDS = {
 
 @dataclass(frozen=True)
 class ProductQuantize(Storage):
-    """Vectors of `length` neighbouring numbers as codes of `bits` bits into codebooks (`quantization/product_codes.py`): one for all
-    (vector: k-means), one for every place of a row (pq: Jégou, Douze, Schmid 2011, doi 10.1109/TPAMI.2010.57), after
-    a rotation (opq: Ge et al. 2013, doi 10.1109/CVPR.2013.379), or sums of two entries (residual; aq: additive,
-    Babenko, Lempitsky 2014, doi 10.1109/CVPR.2014.124; lsq: additive with local search, Martinez et al. 2016, doi
-    10.1007/978-3-319-46475-6_9).
+    """Store vectors of `length` neighbouring numbers as codes of `bits` bits into codebooks
+    (`quantization/product_codes.py`): one codebook for all (vector: k-means), one per position in a row (pq: Jégou,
+    Douze, Schmid 2011, doi 10.1109/TPAMI.2010.57), after a rotation (opq: Ge et al. 2013, doi 10.1109/CVPR.2013.379),
+    or sums of two entries (residual; aq: additive, Babenko, Lempitsky 2014, doi 10.1109/CVPR.2014.124; lsq: additive
+    with local search, Martinez et al. 2016, doi 10.1007/978-3-319-46475-6_9).
 
-    Measured on MiniLM's linear layers (1 - cosine): 4 bits vector .029, residual .027, lsq .042; 3.2 bits pq .076,
-    3.5 bits opq .107; 2 bits vector .231, residual .220, where a grid with GPTQ's rounding has .011, .039 (3 bits)
-    and .154. So it is never the best choice there (benchmarks/compress/README.md, Codebooks); below two bits a number
-    there is no grid, and it is what there is.
+    Measured on MiniLM's linear layers (1 - cosine): 4 bits vector .029, residual .027, lsq .042; 3.2 bits pq .076, 3.5
+    bits opq .107; 2 bits vector .231, residual .220, where a grid with GPTQ's rounding has .011, .039 (3 bits) and
+    .154. So it is never the best choice there (benchmarks/compress/README.md, Codebooks); below two bits a number there
+    is no grid, and this is the only technique.
 
-    A weight whose tables and rotation would be larger than what they save stays as it is, which the report says.
+    A weight whose tables and rotation would take more bytes than they save is left alone, and the report says so.
 
     Costs: time to train codebooks, and a lookup for every vector in every call.
 
@@ -65,8 +65,8 @@ class ProductQuantize(Storage):
         return True
 
     def recipe(self, shape: tuple[int, int], weighted: bool) -> VectorCoding:
-        """For a weight of so many rows and columns. `weighted`: columns count differently, which a rotation needs a
-        scale a column for."""
+        """The settings for a weight with these rows and columns. `weighted`: columns have different weights in the
+        error, which with a rotation needs a scale per column."""
         usual = replace(KINDS[self.kind], length=self.length, bits=self.bits)
         return (
             replace(usual, rotation=rotated_together(shape, self.length), scaled=weighted) if usual.rotation else usual
@@ -104,8 +104,8 @@ class ProductQuantize(Storage):
 
 
 def rotated_together(shape: tuple[int, int], length: int) -> int:
-    """Neighbours of a row that are rotated together: all, if the rotation is small beside the weight; else as many as
-    fill a row best.
+    """Neighbouring numbers of a row to rotate together: all, if the rotation is small compared with the weight; else
+    the number that fills a row best.
 
     >>> rotated_together((1024, 64), 4), rotated_together((384, 384), 4), rotated_together((30, 50), 4)
     (64, 192, 8)

@@ -1,4 +1,4 @@
-"""Techniques that make another model: what follows of them is a calibration of that model, compared with the original."""
+"""Base classes of techniques that make another model, which is then calibrated and compared with the original."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from shoestring.core.technique import text
 
 
 class DeriveModel(CompressTechnique, ABC):
-    """Abstract: `derive` calibrates the other model. It is asked once for each calibration, which keeps what came of it."""
+    """Abstract: `derive` calibrates the other model. It is called once per calibration, which caches the result."""
 
     @abstractmethod
     def derive(self, study: Calibration) -> Calibration:
-        """The calibration of the other model, compared with the original; the given one and its model stay as they are."""
+        """The calibration of the other model, compared with the original; the given calibration and its model are not
+        changed."""
 
     def derived(self, study: Calibration) -> Calibration:
         return study.derived(text(self), partial(self.derive, study))
@@ -52,18 +53,19 @@ class DeriveModel(CompressTechnique, ABC):
 
     @classmethod
     def choices(cls, cost: ModelCost, /) -> tuple[Self, ...]:
-        return ()  # never chosen automatically: only healing, which the user must allow, repairs its damage
+        return ()  # never chosen automatically: only healing, which the user must request, repairs its damage
 
 
 class Restructure(DeriveModel, ABC):
-    """Abstract: `changed` gives a model of a smaller structure and how that is made again."""
+    """Abstract: `changed` returns a model with a smaller structure, and the edit that makes it again."""
 
     seam: ClassVar[str] = "structure"
     order: ClassVar[int] = STRUCTURE
 
     @abstractmethod
     def changed(self, study: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
-        """A smaller model, the given one stays as it is; the edit that makes its structure of a fresh model; and what was left alone."""
+        """A smaller copy of the model; the edit that gives a freshly built model the same structure; and messages about
+        parts that were left alone."""
 
     def derive(self, study: Calibration) -> Calibration:
         model, edit, left = self.changed(study)
@@ -81,6 +83,6 @@ class Restructure(DeriveModel, ABC):
 
 
 def plain_offers(study: Calibration) -> dict[str, tuple[StorageOffer, ...]]:
-    """Every weight as it is; one that was cut to zeros, without them."""
+    """Every weight unchanged; a pruned one without its zeros."""
     labels = {weight.name: study.as_it_is(weight) for weight in study.weights}
     return {name: (StorageOffer("", label, study.ways[name, label]),) for name, label in labels.items()}

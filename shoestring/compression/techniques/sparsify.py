@@ -1,4 +1,4 @@
-"""Weights set to zero one by one, and stored as a bitmap and what is left."""
+"""Unstructured pruning: single weights become zero, and the others are stored behind a bitmap."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from shoestring.compression.technique import ZEROS, ModelCost
 from shoestring.compression.techniques.restructure import DeriveModel
 from shoestring.core.errors import Mistake
 
-FASTER = 0.9  # share of zeros below which products of sparse matrices are slower on CPUs than dense ones
+FASTER = 0.9  # share of zeros from which on sparse products are faster than dense ones on CPUs
 WAYS = ("magnitude", "random")
 
 
 @dataclass(frozen=True)
 class Sparsify(DeriveModel):
-    """A share of the numbers of every matrix is set to zero: those that matter least, |w_ij| sqrt(M_jj), with M_jj the mean square of
-    the input that w_ij is multiplied with (Sun et al. 2024, "Wanda", arXiv 2306.11695; by |w_ij| alone where it is not known), or drawn
-    from a seed. What is left is stored behind a bitmap of one bit a number; a mask that was drawn is stored as its seed.
+    """Set a share of every matrix to zero: the numbers with the smallest |w_ij| sqrt(M_jj), where M_jj is the mean
+    square of the input that w_ij is multiplied with (Sun et al. 2024, "Wanda", arXiv 2306.11695; |w_ij| alone if M is
+    unknown), or random ones drawn from a seed. The other numbers are stored behind a bitmap of one bit per number; a
+    random mask is stored as its seed.
 
-    share    of the numbers that become zero
-    by       magnitude, or random: the baseline
-    For weights that learn to be zero while they are trained, see docs/sparse.md.
+    share fraction of the numbers that become zero by magnitude, or random: the baseline To prune weights during
+    training, see docs/sparse.md.
 
     Costs: a bit for every number, and time: packed weights are decoded in every call.
 

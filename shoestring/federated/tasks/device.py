@@ -4,7 +4,7 @@
 
 Everything that leaves a device comes from `device_report`: no record, no weights, no error message.
 
-Contract: All that leaves a device in a task comes out of one function (tests/federated/tasks/test_task.py).
+Contract: Everything that leaves a device in a task comes from one function (tests/federated/tasks/test_task.py).
 """
 
 from __future__ import annotations

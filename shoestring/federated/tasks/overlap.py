@@ -1,13 +1,13 @@
-"""How far two releases are apart: the least devices that any combination of their numbers is about.
+"""How far apart two releases are: the fewest devices that any combination of their numbers is about.
 
-A release has a number for every one of its groups of devices, which are disjoint. Adding and subtracting numbers of two
-releases cancels the devices that are counted alike in both; the others are what the combination is about. The groups
-are the nodes of a graph, and an edge weighs as many devices as its two groups share; devices of one release alone are
-shared with nobody's node. Which groups count alike cuts the graph in parts, and the devices on cut edges remain. So the
-least is the graph's smallest cut above 0 (Stoer, Wagner 1997, A simple min-cut algorithm, Journal of the ACM 44), which
-is looked for in every connected part.
+A release has a number for each of its groups of devices, which are disjoint. Adding and subtracting numbers of two
+releases cancels devices that are counted equally in both; the combination is about the others. Consider a graph with
+the groups as nodes, where an edge weighs as many devices as its two groups share; devices in only one of the releases
+connect their group to an extra node. Choosing which groups count equally cuts the graph, and the devices on cut edges
+remain. So the answer is the smallest nonzero cut of the graph (Stoer, Wagner 1997, A simple min-cut algorithm, Journal
+of the ACM 44), computed in every connected part.
 
-    A = {1..30}, B = {31..60}    and later    C = {1..59}:    A + B - C is about 60 alone
+    A = {1..30}, B = {31..60}    and later    C = {1..59}:    A + B - C is about device 60 alone
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 
 Devices = frozenset[bytes]
-Graph = dict[Hashable, dict[Hashable, int]]  # node -> neighbours, with the devices that both have
+Graph = dict[Hashable, dict[Hashable, int]]  # node -> its neighbours, with the number of shared devices
 
 
 def least_remainder(one: Sequence[Devices], other: Sequence[Devices], bound: int) -> int:
-    """The fewest devices that a combination of two releases' numbers is about, or `bound` if they are as many or more.
-    Each release's groups are disjoint.
+    """The fewest devices that any combination of two releases' numbers is about; at most `bound`. Each release's groups
+    are disjoint.
 
     >>> def devices(begin, end): return frozenset(bytes([one]) for one in range(begin, end))
     >>> least_remainder([devices(0, 30), devices(30, 60)], [devices(0, 59)], 10)
@@ -33,12 +33,12 @@ def least_remainder(one: Sequence[Devices], other: Sequence[Devices], bound: int
     while heavy := next(
         ((node, end) for node in graph for end, shared in graph[node].items() if shared >= bound), None
     ):
-        merge(graph, *heavy)  # a cut between these two would be too heavy anyway
+        merge(graph, *heavy)  # a cut between these two is too heavy anyway
     return min((smallest_cut(part) for part in connected_parts(graph) if len(part) > 1), default=bound)
 
 
 def shared_devices(one: Sequence[Devices], other: Sequence[Devices]) -> Graph:
-    """The graph of two releases. A device of one release alone connects its group with the node of nobody (None)."""
+    """The graph of two releases. Devices in only one release connect their group to the extra node (None)."""
     places: list[dict[bytes, Hashable]] = [
         {device: (side, number) for number, group in enumerate(groups) for device in group}
         for side, groups in enumerate((one, other))
@@ -52,7 +52,7 @@ def shared_devices(one: Sequence[Devices], other: Sequence[Devices]) -> Graph:
 
 
 def connected_parts(graph: Graph) -> Iterable[Graph]:
-    """The parts of a graph that no edge connects."""
+    """The connected components of a graph."""
     left = set(graph)
     while left:
         found: set[Hashable] = set()
@@ -65,7 +65,7 @@ def connected_parts(graph: Graph) -> Iterable[Graph]:
 
 
 def smallest_cut(graph: Graph) -> int:
-    """The weight of the lightest edges without which a connected graph of two nodes or more falls apart."""
+    """The weight of the lightest set of edges that disconnects a connected graph of two or more nodes."""
     graph, least = {node: dict(ends) for node, ends in graph.items()}, 1 << 62
     while len(graph) > 1:
         weight = dict.fromkeys(graph, 0)
@@ -83,7 +83,7 @@ def smallest_cut(graph: Graph) -> int:
 
 
 def merge(graph: Graph, node: Hashable, gone: Hashable) -> None:
-    """Make one node of two."""
+    """Merge two nodes into one."""
     for end, shared in graph.pop(gone).items():
         graph[end].pop(gone)
         if end != node:

@@ -64,7 +64,7 @@ class Registry:
     def note(self, asked: Iterable[str], about: Iterable[Collection[str]], least: int) -> None:
         """Record a result that is about to be released, or refuse it. The record is on disk when this returns."""
         record = ReleaseRecord(digests(asked), tuple(dict.fromkeys(map(digests, about))), least)
-        with self.locked() as file:
+        with self.lock_file() as file:
             earlier = self.earlier()
             refuse_overlap(record.groups, ((one.groups, one.least) for one in earlier), least, "was about")
             if record not in earlier:
@@ -86,7 +86,7 @@ class Registry:
         return [one for one in found if one is not None]
 
     @contextmanager
-    def locked(self) -> Iterator[int]:
+    def lock_file(self) -> Iterator[int]:
         """Lock the file, so that nobody else writes."""
         if self.path is None:
             yield -1

@@ -14,7 +14,7 @@ one device changed its records in between; devices that were given other names i
 who has the records of all devices but one; and how many devices diverged or had which kind of error. These need noise:
 sums by themselves are not differentially private.
 
-Contract: All that a developer sees of it comes out of `released` (tests/federated/tasks/test_release.py).
+Contract: Everything that a developer sees comes from `release_totals` (tests/federated/tasks/test_release.py).
 """
 
 from __future__ import annotations

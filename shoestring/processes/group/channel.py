@@ -1,4 +1,5 @@
-"""How workers of a group talk to their launcher: a socket in a private folder, a message a line, with the rank of who speaks."""
+"""Messages from a group's workers to their launcher: a socket in a private folder, one message per line, with the
+worker's rank."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from shoestring.processes.messages import Heartbeat, Message, read_message, written_message
 
 BEAT = 0.5  # seconds between heartbeats
-PEER_LOST = 75  # exit code of a worker that lost another one, or its launcher
+PEER_LOST = 75  # exit code of a worker that lost another worker, or its launcher
 
 
 class Receiver:
@@ -27,12 +28,10 @@ class Receiver:
         self.server.setblocking(False)
         self.ready = selectors.DefaultSelector()
         self.ready.register(self.server, selectors.EVENT_READ)
-        self.halves: dict[
-            socket.socket, bytes
-        ] = {}  # of every worker: the beginning of a line whose end is not here yet
+        self.halves: dict[socket.socket, bytes] = {}  # per worker: the beginning of an incomplete line
 
-    def received(self) -> Iterator[tuple[int, Message]]:
-        """What came since the last time: the rank of the worker, and its message."""
+    def receive(self) -> Iterator[tuple[int, Message]]:
+        """New messages: each worker's rank and message."""
         while found := self.ready.select(0):
             for key, _ in found:
                 if key.fileobj is self.server:
@@ -64,7 +63,7 @@ class Receiver:
 
 
 class Sender:
-    """A worker's end. It sends heartbeats by itself."""
+    """A worker's end. It sends heartbeats from a thread of its own."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self.rank = rank

@@ -1,4 +1,4 @@
-"""What follows when workers of a group ended: decided here from plain values, done by the supervisor."""
+"""What to do when workers of a group ended: decided here from plain values, carried out by the supervisor."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from enum import Enum, auto
 
 from shoestring.processes.messages import Failure, WorkerDied
 
-TRIES = 3  # deaths in a row without a new step, after which it is given up
+TRIES = 3  # deaths in a row without a new step, after which the group gives up
 
 
 class Decision(Enum):
-    FAIL = auto()  # an error that would come again ends the group
-    STOP = auto()  # somebody asked for it, and there is nobody left to save
-    OUT_OF_MEMORY = auto()  # the kernel took a worker
-    GIVE_UP = auto()  # it died too often, or would wait in vain again
-    RESTART = auto()  # the group is formed again from the last checkpoint
+    FAIL = auto()  # the error would happen again
+    STOP = auto()  # stop requested, and no worker is left that could save
+    OUT_OF_MEMORY = auto()  # the kernel killed a worker for lack of memory
+    GIVE_UP = auto()  # too many deaths, or another wait in vain
+    RESTART = auto()  # form the group again from the last checkpoint
 
 
 @dataclass(frozen=True)
 class Setback:
-    """What is known when workers ended badly."""
+    """What is known after workers failed."""
 
-    failures: Sequence[Failure] = ()  # that workers told, first one first
+    failures: Sequence[Failure] = ()  # reported by workers, the first one first
     asked_to_stop: bool = False
-    deaths: Sequence[WorkerDied] = ()  # none: the workers only lost each other
-    kernel_killed: bool = False  # the kernel has killed for want of memory since the round began
-    restarts: int = 1  # times that the group is formed again, with this one
-    limit: int = 10  # of restarts
-    fruitless: int = 1  # such times since the last new step, with this one
+    deaths: Sequence[WorkerDied] = ()  # empty: the workers only lost each other
+    kernel_killed: bool = False  # the kernel killed a process for lack of memory since the round began
+    restarts: int = 1  # number of restarts, including this one
+    limit: int = 10  # largest number of restarts
+    fruitless: int = 1  # restarts since the last new step, including this one
     in_vain: bool = (
-        False  # in a trial, which begins anew every time, a worker waited until its deadline and nobody died
+        False  # in a trial, which always starts from the beginning: a worker waited until its deadline, and nobody died
     )
 
 
-def decided(setback: Setback) -> Decision:
-    """What follows. What would come again comes before what may not."""
+def decide(setback: Setback) -> Decision:
+    """What to do. Causes that would happen again are tested before those that may not."""
     if setback.failures:
         return Decision.FAIL
     if setback.asked_to_stop:

@@ -1,10 +1,10 @@
-"""The fork server: a process that has imported torch, of which the workers of a group are forks. The launcher's side.
+"""The fork server: a process that has imported torch and forks the workers of a group. This is the launcher's side.
 
-    imported once    4 s of a core, 210 MB          fresh processes would pay that for every worker, and again after every death
-    a worker         0.05 s, a few MB of its own    what workers do not change of that memory, they share
+    imported once    4 s of a core, 210 MB          fresh processes would pay this per worker, and again after every death
+    a worker         0.05 s, a few MB of its own    workers share the memory that they do not change
 
-Workers end with the fork server, and that ends with its launcher, however it ends. All of them hold the lock of the run's folder.
-Why multiprocessing's own is not used: decisions/014.
+Workers end with the fork server, and it ends with its launcher, however that ends. All of them hold the lock of the
+run's folder. Why multiprocessing's fork server is not used: decisions/014.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from pathlib import Path
 from shoestring.core.errors import Crashed
 from shoestring.processes.launch import ending_text, error_stream
 
-READY = 120.0  # seconds in which torch must have been imported
+READY = 120.0  # time to import torch
 
 
 class ForkServer:
-    """Asks for workers and learns how they ended."""
+    """Requests workers and learns how they ended."""
 
     def __init__(self, environment: Mapping[str, str], private: Path, lock: int | None, room: str) -> None:
-        """`room`: whose tasks the workers do."""
+        """`room`: the room of the workers' tasks."""
         self.environment, self.private, self.lock, self.room = environment, private, lock, room
-        self.codes: dict[int, int] = {}  # of those that ended
+        self.codes: dict[int, int] = {}  # exit codes of ended workers
         self.alive: set[int] = set()
-        self.half = b""  # the beginning of a line whose end is not here yet
+        self.half = b""  # the beginning of an incomplete line
         self.start()
 
     def start(self) -> None:
@@ -60,7 +60,7 @@ class ForkServer:
             )
 
     def fork(self, environment: Mapping[str, str]) -> int:
-        """A new worker with these variables; gives its pid."""
+        """Start a worker with these environment variables; returns its pid."""
         if self.process.poll() is not None:
             self.line.close()
             self.start()
@@ -79,21 +79,21 @@ class ForkServer:
         return (self.alive - before).pop()
 
     def listen(self, seconds: float = 0.0) -> None:
-        """Hear who began and who ended."""
+        """Read who started and who ended."""
         while select.select([self.line], [], [], seconds)[0]:
             seconds = 0.0
             try:
                 data = self.line.recv(1 << 16)
             except OSError:
                 data = b""
-            if not data:  # the fork server is gone, and all workers with it
+            if not data:  # the fork server died, and all workers with it
                 with suppress(subprocess.TimeoutExpired):
                     self.process.wait(1)
                 self.codes |= dict.fromkeys(self.alive, -signal.SIGKILL)
                 self.alive.clear()
                 return
             *lines, self.half = (self.half + data).split(b"\n")
-            for pid, code in map(json.loads, lines):  # a worker began, or ended with this code
+            for pid, code in map(json.loads, lines):  # a worker started, or ended with this code
                 if code is None:
                     self.alive.add(pid)
                 else:
@@ -101,11 +101,11 @@ class ForkServer:
                     self.codes[pid] = code
 
     def code(self, pid: int) -> int | None:
-        """How a worker ended; None while it lives."""
+        """A worker's exit code; None while it runs."""
         return self.codes.get(pid)
 
     def end(self, pids: Iterable[int], seconds: float = 5.0) -> None:
-        """Kill workers, with all they started, and wait until they are gone."""
+        """Kill workers with all their children, and wait until they are gone."""
         wanted, until = set(pids), time.monotonic() + seconds
         for pid in wanted:
             with suppress(ProcessLookupError):

@@ -1,6 +1,6 @@
-"""The fork server's own process: it imports what workers need, and forks one whenever its launcher asks.
+"""The fork server's process: imports what workers need, and forks one whenever its launcher asks.
 
-It does nothing else, so that nothing but its memory is inherited: no thread of ours, no process group, no GPU.
+It does nothing else, so workers inherit only its memory: no threads, no process group, no GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
         if line.fileno() in ready:
             data = line.recv(1 << 16)
             if not data:
-                os._exit(0)  # and the workers with it
+                os._exit(0)  # the workers end with it
             *lines, half = (half + data).split(b"\n")
             for environment in map(json.loads, lines):
                 pid = os.fork()
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the parent ends."""
+    """Have the kernel kill this process when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
@@ -70,7 +70,7 @@ def prepare(room: str) -> None:
     for name in room_named(room).preloaded:
         import_module(name)
     gc.collect()
-    gc.freeze()  # what is there now is not looked through again, and so not written to
+    gc.freeze()  # the garbage collector ignores what exists now, so shared pages are not written to
 
 
 def ended() -> Iterator[tuple[int, int]]:
@@ -83,23 +83,23 @@ def ended() -> Iterator[tuple[int, int]]:
 
 
 def become_worker(environment: dict[str, str], private: Path, server: int) -> NoReturn:
-    """In a fork: be a worker with these variables, and never come back."""
+    """In a fork: become a worker with these variables; never returns."""
     die_with(server)
     os.setsid()
-    named(f"shoestring {environment['RANK']}")
+    set_process_name(f"shoestring {environment['RANK']}")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.update(environment)
     try:
         worker.main(private)
-    except SystemExit:  # the job's own
+    except SystemExit:  # raised by the job itself
         pass
     except BaseException:
         traceback.print_exc()
     os._exit(1)
 
 
-def named(name: str) -> None:
-    """What `ps` and `top` call this process."""
+def set_process_name(name: str) -> None:
+    """Set the process name shown by `ps` and `top`."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(15, name.encode()[:15], 0, 0, 0)  # PR_SET_NAME
 

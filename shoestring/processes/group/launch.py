@@ -1,14 +1,15 @@
-"""A group of workers that train one job together: started, watched, and formed again when one of them dies. The launcher's side.
+"""A group of workers that train one job: started, watched, and restarted when one of them dies. This is the launcher's
+side.
 
-Torch's elastic agent gives out ranks, and restarts all workers when one ends badly. What is ours: workers are forked from a process that
-has torch imported; one that ends is missed within a tenth of a second, one that stands still when its heartbeats stop; the others, who have
-nothing to save, are killed at once instead of asked; an error that would come again is told once and ends the group; and a person reads
-sentences instead of logs.
+Torch's elastic agent assigns ranks, and restarts all workers when one fails. We add: workers are forked from a process
+that has imported torch; an ended worker is noticed within a tenth of a second, and a hanging one when its heartbeats
+stop; the other workers, who have nothing to save, are killed at once; an error that would happen again is reported once
+and ends the group; and users read sentences instead of logs.
 
     worker 0  step step step          begun step step
     worker 1  step step x        ->   begun step step
     worker 2  step step step          begun step step
-    launcher            died, all killed, formed again from the last checkpoint
+    launcher            died, all killed, restarted from the last checkpoint
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from shoestring.processes.task import R, Task
 from shoestring.runs.event import Event, Failed
 from shoestring.runs.events import note
 
-PATIENCE = 30.0  # seconds without a heartbeat after which a worker counts as stuck
-RESTARTS = 10  # times that a group is formed again
+PATIENCE = 30.0  # seconds without a heartbeat after which a worker counts as hanging
+RESTARTS = 10  # largest number of restarts
 
 
 def run_group(
@@ -63,9 +64,10 @@ def run_group(
 ) -> R:
     """Do a task in a group of `devices` workers here, and as many on each other machine of a rendezvous.
 
-    The events of worker 0 go to `on_event`, its result comes back; of training, with how often the group was formed again. The workers
-    hold the `lock` they are given. What ends the group is raised once, whoever met it. `expected` is the fingerprint that node 0 gave.
-    `on_stop` is called when the group has been asked to stop. `clock` tells for how long a worker was silent.
+    Worker 0's events go to `on_event`, and its result is returned; a training's with the number of restarts. Workers
+    hold the `lock` they are given. An error that ends the group is raised once, whichever worker met it. `expected`:
+    the fingerprint given by node 0. `on_stop`: called when the group was asked to stop. `clock`: used to tell how long
+    a worker was silent.
     """
     if torch.cuda.is_available() and devices > torch.cuda.device_count():
         raise Mistake(
@@ -84,11 +86,11 @@ def run_group(
             max_restarts=sys.maxsize,
             entrypoint="shoestring.processes.group.worker",
         )
-        return cast(R, supervised(supervisor, Agent(spec, supervisor, server), on_stop))
+        return cast(R, run_supervised(supervisor, Agent(spec, supervisor, server), on_stop))
 
 
-def supervised(supervisor: Supervisor, agent: Agent, on_stop: Callable[[], None]) -> Any:
-    """Let the agent run the group until it is over; gives the result, and lets the other machines know how it ended."""
+def run_supervised(supervisor: Supervisor, agent: Agent, on_stop: Callable[[], None]) -> Any:
+    """Let the agent run the group to its end; returns the result, and tells the other machines how it ended."""
     closing = Closing(failure="node 0 ended")
     rendezvous = supervisor.rendezvous
     try:
@@ -97,7 +99,7 @@ def supervised(supervisor: Supervisor, agent: Agent, on_stop: Callable[[], None]
         result = supervisor.result()
         closing = supervisor.task.closing(result)
         return result
-    except Closed as error:  # node 0 said so, and this is another machine
+    except Closed as error:  # this is another machine, and node 0 ended the group
         closing = error.closing
         if closing.failure:
             raise Mistake(closing.failure) from None
@@ -116,17 +118,20 @@ def supervised(supervisor: Supervisor, agent: Agent, on_stop: Callable[[], None]
 
 
 def threads(devices: int) -> dict[str, str]:
-    """The variable that gives each of so many workers here its share of the threads that one alone would have.
+    """The environment variable that divides this machine's threads among its workers.
 
-    That is torch's count, which heeds the user's own limit. Beside GPUs threads only feed them, and are not shared out.
+    The total is torch's own count, which respects the user's limit. Beside GPUs, threads only feed them and are not
+    divided.
     """
     return {} if torch.cuda.is_available() else {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // devices))}
 
 
 def group_environment(rendezvous: Rendezvous, devices: int) -> dict[str, str]:
-    """Variables of every worker here: threads for its share of the cores, and the network interface that leads to the other machines.
+    """Environment of every worker here: its number of threads, and the network interface that leads to the other
+    machines.
 
-    Gloo would ask for the machine's name, which often leads nowhere. Whether there are GPUs is to be asked without touching them.
+    Gloo would resolve the machine's name, which often fails. Whether there are GPUs must be asked without initialising
+    them.
     """
     found = interface(rendezvous.nodes.host, rendezvous.port)
     link = {"GLOO_SOCKET_IFNAME": found} if found else {}
@@ -135,7 +140,7 @@ def group_environment(rendezvous: Rendezvous, devices: int) -> dict[str, str]:
 
 @contextmanager
 def silent_agent() -> Iterator[None]:
-    """While inside, torch's agent logs nothing: that is for people who develop it."""
+    """While inside, torch's agent logs nothing."""
     log, nowhere = logging.getLogger("torch.distributed.elastic"), logging.NullHandler()
     before, log.propagate = log.propagate, False
     log.addHandler(nowhere)
@@ -147,7 +152,7 @@ def silent_agent() -> Iterator[None]:
 
 
 class Agent(SimpleElasticAgent):
-    """Torch's agent for workers that a fork server makes and a supervisor looks after."""
+    """Torch's elastic agent, with workers from a fork server and a supervisor that watches them."""
 
     def __init__(self, spec: WorkerSpec, supervisor: Supervisor, server: ForkServer) -> None:
         super().__init__(spec)
@@ -184,7 +189,7 @@ class Agent(SimpleElasticAgent):
                 return RunResult(WorkerState.FAILED)
         if rendezvous.paused:
             return RunResult(WorkerState.UNHEALTHY)
-        if not rendezvous.leads:  # node 0 says when it is over
+        if not rendezvous.leads:  # node 0 decides when it is over
             rendezvous.check_closed()
             return RunResult(WorkerState.HEALTHY)
         return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(codes))
@@ -197,8 +202,8 @@ class Agent(SimpleElasticAgent):
         self.server.close()
 
     def _exit_barrier(self) -> None:
-        """Node 0 says that it is over, and nobody else has to."""
+        """Only node 0 announces the end."""
 
     def _construct_event(self, *values: Any, **more: Any) -> AgentEvent:
-        """Torch's own asks the network for this machine's name every time, for a log that nobody reads."""
+        """Torch's version resolves this machine's name each time, for a log that nobody reads."""
         return AgentEvent("worker", EventSource.AGENT)

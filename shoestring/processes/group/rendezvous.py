@@ -1,14 +1,15 @@
-"""Where the launchers of several machines meet: who takes part in a round of training, and in which order.
+"""The rendezvous of launchers on several machines: who takes part in a round of training, and in which order.
 
-Node 0 hosts a store and alone decides. Everybody beats twice a second, says which round it is ready for, and waits for node 0 to
-announce it. A round is over as soon as a node is ready for the next one, because one of its workers died, or falls silent.
+Node 0 hosts a store and alone decides. Every node sends a heartbeat twice a second, writes which round it is ready for,
+and waits for node 0 to announce it. A round ends as soon as a node is ready for the next one, because one of its
+workers died, or when a node falls silent.
 
     node 0   forming 1 ......... round 1: 0 1 2          forming 2 ... round 2: 0 2
     node 1         wants 1 ...^                   x (no more beats)
     node 2   wants 1 .........^                     wants 2 .........^
 
-This is a rendezvous handler for torch's elastic agent. Torch's own orders machines by their names, looks once a second, and does not
-notice a machine that is gone (pytorch issues 67742, 111646, 147064); a group that one machine must lead needs less than that.
+This is a rendezvous handler for torch's elastic agent. Torch's own orders machines by name, polls once a second, and
+does not notice a machine that is gone (pytorch issues 67742, 111646, 147064); a group with a fixed leader needs less.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from shoestring.processes.group.round import Invitation
 from shoestring.processes.messages import NONSENSE, Closing, Message, read_message, written_message
 from shoestring.processes.nodes import Nodes
 
-BEAT = 0.5  # seconds between beats
-SILENT = 3.0  # without a beat for so long, a machine is not waited for when others re-form
-COME = 300.0  # in which every machine must have come
+BEAT = 0.5  # seconds between heartbeats
+SILENT = 3.0  # seconds without a heartbeat after which nobody waits for a machine when the group re-forms
+COME = 300.0  # seconds within which every machine must have arrived
 PAUSE = 0.05
 
 
 class Closed(Exception):
-    """Node 0 ended the group, and said how."""
+    """Node 0 ended the group; the closing says how."""
 
     def __init__(self, closing: Closing) -> None:
         super().__init__(closing.failure)
@@ -51,28 +52,28 @@ class Closed(Exception):
 
 class Rendezvous(RendezvousHandler):
     def __init__(self, nodes: Nodes = Nodes(), come: float = COME) -> None:
-        self.nodes, self.come = nodes, come  # `come`: seconds in which every machine must have come
-        self.round = -1  # that is going on; before the first, -1
+        self.nodes, self.come = nodes, come  # `come`: seconds within which every machine must have arrived
+        self.round = -1  # the present round; -1 before the first
         self.members: list[int] = []  # machines that take part in it
-        self.pausing = False  # the round ends by itself, with a checkpoint, to let others in
-        self.leaving = False  # nobody is to be waited for any more
-        self.heard = 0  # messages of other machines that were read
-        self.beats: dict[int, tuple[int, float]] = {}  # of every node: its last beat, and when it was seen first
-        self.over = threading.Event()  # no more heartbeats
+        self.pausing = False  # the round will end with a checkpoint, to let other machines in
+        self.leaving = False  # nobody is waited for any more
+        self.heard = 0  # number of messages read from other machines
+        self.beats: dict[int, tuple[int, float]] = {}  # per node: its last heartbeat, and when it was first seen
+        self.over = threading.Event()  # set to stop the heartbeats
         if nodes.rank == 0:
-            self.store, self.port = hosted(nodes)
+            self.store, self.port = host_store(nodes)
             if nodes.torchrun:
                 torchrun_store(nodes, come).set(torchrun_key(nodes), str(self.port))
         else:
             self.port = int(torchrun_store(nodes, come).get(torchrun_key(nodes))) if nodes.torchrun else nodes.port
-            self.store = reached(nodes.host, self.port, nodes, come)
+            self.store = connect_store(nodes.host, self.port, nodes, come)
             give_up_after(max(self.patience, SILENT), self.port)
             self.check_rank_is_free()
         self.beating = threading.Thread(target=self.beat, daemon=True)
         if nodes.of > 1:
             self.beating.start()
 
-    # What torch's agent asks
+    # Methods that torch's agent calls
 
     def next_rendezvous(self) -> RendezvousInfo:
         self.pausing = False
@@ -120,7 +121,7 @@ class Rendezvous(RendezvousHandler):
 
     # Rounds
 
-    patience = 30.0  # seconds without a beat after which a machine of a running round is given up
+    patience = 30.0  # seconds without a heartbeat after which a machine in a running round is given up
 
     @property
     def leads(self) -> bool:
@@ -128,7 +129,7 @@ class Rendezvous(RendezvousHandler):
 
     @property
     def newcomers(self) -> list[int]:
-        """Machines that are there and not in this round."""
+        """Machines that are present but not in this round."""
         if not self.leads or self.nodes.of == 1:
             return []
         return [
@@ -138,7 +139,7 @@ class Rendezvous(RendezvousHandler):
         ]
 
     def gather(self) -> None:
-        """Node 0: wait for all at first, and later for all that are still there."""
+        """Node 0: wait for all machines at first, and later for all that are still present."""
         number, until = self.round + 1, time.monotonic() + self.come
         self.store.set("forming", str(number))
         while True:
@@ -161,7 +162,7 @@ class Rendezvous(RendezvousHandler):
         self.store.set("round", json.dumps([self.round, self.members]))
 
     def join(self) -> None:
-        """Another node: be ready for the next round until node 0 announces one with this node in it."""
+        """Other nodes: be ready for the next round until node 0 announces one with this node in it."""
         wanted = -1
         while True:
             number, members = self.announced()
@@ -177,7 +178,7 @@ class Rendezvous(RendezvousHandler):
             time.sleep(PAUSE)
 
     def pause(self) -> None:
-        """Node 0: this round ends by itself, and another follows."""
+        """Node 0: this round will end, and another follows."""
         self.pausing = True
         self.store.set("pausing", str(self.round))
 
@@ -201,26 +202,26 @@ class Rendezvous(RendezvousHandler):
     def number(self, name: str) -> int:
         return int(self.store.get(name)) if self.store.check([name]) else -1
 
-    # What is told
+    # Messages
 
     def tell(self, message: Message) -> None:
-        """Let node 0 know."""
+        """Send node 0 a message."""
         with self.leader_may_be_gone():
             number = self.store.add("told", 1)
             self.store.set(f"news/{number}", written_message(message))
 
     def news(self) -> Iterator[Message]:
-        """Node 0: what the others told since the last time."""
+        """Node 0: new messages from the others."""
         while self.leads and self.nodes.of > 1 and self.store.check([f"news/{self.heard + 1}"]):
             self.heard += 1
             yield read_message(self.store.get(f"news/{self.heard}"))
 
     def invite(self, invitation: Invitation) -> None:
-        """Node 0: let the others know what to do."""
+        """Node 0: tell the others what to do."""
         self.store.set("invitation", json.dumps(to_json(invitation)))
 
     def invitation(self) -> Invitation:
-        """What node 0 gave, when it has: it may be planning."""
+        """The invitation from node 0, once it is there: node 0 may still be planning."""
         with self.leader_may_be_gone():
             while not self.store.check(["invitation"]):
                 self.check_closed()
@@ -240,11 +241,11 @@ class Rendezvous(RendezvousHandler):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not self.leads and not self.over.is_set():
             with suppress(RuntimeError):
-                self.store.set("refused", str(error))  # for node 0 to tell, if it is still waiting for this one
+                self.store.set("refused", str(error))  # node 0 reports it, if it still waits for this machine
         self.close(Closing(failure=f"node 0 ended: {error}"))
 
     def close(self, closing: Closing) -> None:
-        """Node 0 says that it is over and how, and stays until the others have heard it."""
+        """Node 0: announce the end and its reason, and stay until the others have read it."""
         with suppress(RuntimeError):
             if self.leads and not self.over.is_set():
                 self.store.set("closed", json.dumps(to_json(closing)))
@@ -262,23 +263,23 @@ class Rendezvous(RendezvousHandler):
         if self.beating.is_alive():
             self.beating.join(SILENT)
 
-    # Beats
+    # Heartbeats
 
     def beat(self) -> None:
-        with suppress(RuntimeError):  # node 0 is gone: who waits for it will say so
+        with suppress(RuntimeError):  # node 0 is gone: whoever waits for it will say so
             own = TCPStore(self.nodes.host, self.port, is_master=False, timeout=timedelta(seconds=self.come))
             while not self.over.wait(BEAT):
                 own.add(f"beat/{self.nodes.rank}", 1)
 
     def silence(self, node: int) -> float:
-        """Seconds since a node's last beat."""
+        """Seconds since a node's last heartbeat."""
         now, last = time.monotonic(), self.store.add(f"beat/{node}", 0)
         if self.beats.get(node, (-1, 0.0))[0] != last:
             self.beats[node] = (last, now)
         return now - self.beats[node][1]
 
     def check_rank_is_free(self) -> None:
-        """Refuse to be a node that is there already."""
+        """Refuse to start if a node of this rank is present already."""
         rank = self.nodes.rank
         before = self.store.add(f"beat/{rank}", 0)
         if before:
@@ -291,7 +292,7 @@ class Rendezvous(RendezvousHandler):
 
     @contextmanager
     def leader_may_be_gone(self) -> Iterator[None]:
-        """A store that can't be reached any more is a node 0 that is gone."""
+        """If the store can't be reached any more, node 0 is gone."""
         try:
             yield
         except RuntimeError as error:
@@ -304,8 +305,9 @@ class Rendezvous(RendezvousHandler):
         )
 
 
-def hosted(nodes: Nodes) -> tuple[Store, int]:
-    """The store, and its port. Between processes of one machine nothing listens to others."""
+def host_store(nodes: Nodes) -> tuple[Store, int]:
+    """The store that this machine hosts, and its port. If all processes are on one machine, other machines can't
+    connect."""
     outside = nodes.of > 1 and not nodes.host.startswith("127.") and nodes.host != "localhost"
     try:
         listening = socket.create_server(
@@ -324,8 +326,8 @@ def hosted(nodes: Nodes) -> tuple[Store, int]:
     ), port
 
 
-def reached(host: str, port: int, nodes: Nodes, come: float) -> Store:
-    """The store that node 0 hosts, as soon as it is there."""
+def connect_store(host: str, port: int, nodes: Nodes, come: float) -> Store:
+    """The store that node 0 hosts, as soon as it can be reached."""
     until = time.monotonic() + come
     while True:
         try:
@@ -343,8 +345,8 @@ def reached(host: str, port: int, nodes: Nodes, come: float) -> Store:
 
 
 def give_up_after(seconds: float, port: int) -> None:
-    """Let the kernel end connections to a port whose other side does not answer for so long. A store has no deadline of its own, and a
-    cable that was cut says nothing."""
+    """Let the kernel end connections to a port whose other side has not answered for so long. A store has no deadline
+    of its own, and a cut cable sends nothing."""
     for number in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with suppress(OSError):
             if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
@@ -363,12 +365,12 @@ def torchrun_store(nodes: Nodes, come: float) -> Store:
 
 
 def torchrun_key(nodes: Nodes) -> str:
-    """Under which node 0 writes its own port there, anew in each of torchrun's attempts."""
+    """The key under which node 0 writes its own port there; a new one for each of torchrun's attempts."""
     return f"shoestring/{nodes.attempt}"
 
 
 def interface(host: str, port: int) -> str:
-    """The network interface of this machine that leads to another: the one for workers to talk over."""
+    """The network interface that leads from this machine to another, for workers to use."""
     import fcntl
     import struct
 

@@ -1,4 +1,4 @@
-"""A round: from the moment when a group of workers is formed until one of them ends. What a launcher tells its workers of it."""
+"""A round: the time from forming a group of workers until one of them ends. What a launcher tells its workers about it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from shoestring.core.codec import from_json, to_json
 from shoestring.processes.task import Task, read_task, written_task
 from shoestring.runs.request import Request
 
-NAME = "round.json"  # in the group's private folder
+NAME = "round.json"  # the file in the group's private folder
 
 
 @dataclass(frozen=True)
 class GroupRound:
-    number: int  # how many were before
-    fingerprint: Mapping[str, str]  # what every worker must have: launch.fingerprint of the job file
-    join_seconds: float  # in which all workers must have found each other
-    deadline: float  # seconds that a wait for other workers may take
-    near: bool  # all workers are on this machine, and share memory
-    device: int | None = None  # the GPU of this machine's worker, where somebody else gave it one
+    number: int  # number of rounds before it
+    fingerprint: Mapping[str, str]  # must be the same for every worker: launch.fingerprint of the job file
+    join_seconds: float  # time for all workers to find each other
+    deadline: float  # longest wait for other workers, in seconds
+    near: bool  # all workers are on this machine and share memory
+    device: int | None = None  # the GPU of this machine's worker, if somebody else assigned it
 
 
 def write_round(folder: Path, task: Task[Any], of: GroupRound) -> None:
@@ -36,8 +36,8 @@ def read_round(folder: Path) -> tuple[Task[Any], GroupRound]:
 
 @dataclass(frozen=True)
 class Invitation:
-    """What node 0 gives the other machines: what to do, what was asked for, and what every worker must have."""
+    """Node 0's message to the other machines: the task, and what every worker must have."""
 
-    task: str  # as `written_task` writes it
+    task: str  # as written by `written_task`
     request: Request
     fingerprint: Mapping[str, str]

@@ -1,12 +1,12 @@
-"""The supervisor: the workers of this machine as their launcher sees them, what has become of the group, and what follows from a death.
+"""The supervisor: the launcher's view of this machine's workers and of the group, and the reaction to deaths.
 
-It hears what workers say (channel), what other machines tell (rendezvous) and how processes ended (fork server), decides by
-group/decision.py, and tells the user and the run's events of it.
+It receives messages from workers (channel) and other machines (rendezvous) and exit codes (fork server), decides by
+group/decision.py, and reports to the user and to the run's events.
 
 Contract: A group that lost a worker is formed again from the last checkpoint and ends with the same bits
-(tests/processes/test_kill_matrix.py, decisions/009): whoever dies, its launcher says so once. An error that would come
-again is one message from one worker and the end. Every wait between workers has a deadline
-(tests/processes/group/test_supervisor.py).
+(tests/processes/test_kill_matrix.py, decisions/009). Every death is reported once, by the launcher of that worker. An
+error that would happen again is one message from one worker, and ends the group. Every wait between workers has a
+deadline (tests/processes/group/test_supervisor.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shoestring.core.errors import Crashed
 from shoestring.core.signals import STOP
 from shoestring.core.units import seconds_text
 from shoestring.processes.group.channel import PEER_LOST, Receiver
-from shoestring.processes.group.decision import TRIES, Decision, Setback, decided
+from shoestring.processes.group.decision import TRIES, Decision, Setback, decide
 from shoestring.processes.group.rendezvous import Rendezvous
 from shoestring.processes.group.round import GroupRound, write_round
 from shoestring.processes.launch import exit_reason, fingerprint, memory_kills, result_of, say
@@ -44,16 +44,16 @@ from shoestring.runs.event import Begun, Died, Event, Reformed, Saved, Stepped, 
 from shoestring.runs.events import note
 
 LOOK = 0.1  # seconds between two looks at the workers
-JOIN = 60.0  # seconds in which the workers must have found each other
-LEAVE = 10.0  # seconds in which a worker that is done must have ended
+JOIN = 60.0  # seconds for workers to find each other
+LEAVE = 10.0  # seconds in which a worker that is done must end
 
 
 class StoppedUnsaved(Exception):
-    """Asked to stop when there was nobody left to save."""
+    """Asked to stop when no worker was left that could save."""
 
 
 class Supervisor:
-    """The workers of this machine as their launcher sees them, and what has become of the group."""
+    """This machine's workers as their launcher sees them, and the state of the group."""
 
     def __init__(
         self,
@@ -66,28 +66,28 @@ class Supervisor:
         expected: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`private` is a folder of the group's own; `expected` the fingerprint that node 0 gave, if this is another machine; `clock` tells
-        for how long a worker was silent."""
+        """`private`: the group's own folder; `expected`: the fingerprint given by node 0, if this is another machine;
+        `clock`: used to tell how long a worker was silent."""
         self.private, self.task, self.on_event, self.rendezvous = private, task, on_event, rendezvous
         self.patience, self.limit, self.clock = patience, restarts, clock
         self.folder = Path(task.run_folder) if task.run_folder else None
         self.receiver = Receiver(private / "socket")
         self.fingerprint = expected or (fingerprint(task.file) if isinstance(task, JobTask) else {})
-        self.asked: list[int] = []  # signals to stop
-        self.step = self.furthest = 0  # the last step that was done, and the last new one
+        self.asked: list[int] = []  # stop signals received
+        self.step = self.furthest = 0  # the last step that was done, and the highest step so far
         self.saved = 0  # step of the last checkpoint
-        self.restarts = 0  # times that the group was formed again,
-        self.fruitless = 0  # of which so many since the last new step
+        self.restarts = 0  # number of restarts,
+        self.fruitless = 0  # and of restarts since the last new step
         self.recovery: list[float] = []  # seconds from a death to the next step
-        self.died_at = 0.0  # when that death was which the group has not recovered from yet
-        self.paused_at = 0.0  # when it was asked to stop and let others in
+        self.died_at = 0.0  # time of the death that the group has not recovered from yet
+        self.paused_at = 0.0  # time when it was asked to pause and let others in
         self.machines: list[int] = []  # that take part
         self.begin_round([], 0)
 
     def begin_round(self, ranks: list[int], world: int) -> None:
-        """Workers are about to be started here, with these ranks of so many."""
+        """Workers are about to be started here, with these ranks out of `world`."""
         if self.machines:
-            self.listen()  # to the last messages of those before
+            self.listen()  # read the last messages of the previous workers
         for node in (node for node in self.machines if node not in self.rendezvous.members):
             self.tell(
                 Warned(
@@ -97,15 +97,17 @@ class Supervisor:
             )
         self.world, self.machines = world, list(self.rendezvous.members)
         self.kills = memory_kills()
-        self.heard = dict.fromkeys(ranks, self.clock())  # of each worker, when it last gave a sign of life
-        self.joined: set[int] = set()  # who found the others; before, importing torch may keep it from beating
-        self.done: dict[int, float] = {}  # who gave its result, and when
-        self.failures: list[Failure] = []  # in the order they came
-        self.answer: Answer | None = None  # of worker 0
+        self.heard = dict.fromkeys(ranks, self.clock())  # per worker: time of its last sign of life
+        self.joined: set[int] = (
+            set()
+        )  # workers that found the others; before that, importing torch may delay their heartbeats
+        self.done: dict[int, float] = {}  # per worker that gave its result: when
+        self.failures: list[Failure] = []  # in order of arrival
+        self.answer: Answer | None = None  # from worker 0
         self.peer_lost = ""  # how one worker lost another,
-        self.waited = False  # by waiting until its deadline
+        self.waited = False  # and whether it waited until its deadline
         self.pid = 0  # of worker 0, once it can be asked to stop
-        self.counted = False  # a death in this round is among the restarts
+        self.counted = False  # a death in this round was counted as a restart
         self.stop_sent = False  # worker 0 was asked to stop
         task = replace(self.task, file=self.source(self.task.file)) if isinstance(self.task, JobTask) else self.task
         write_round(
@@ -122,7 +124,7 @@ class Supervisor:
         )
 
     def source(self, given: str) -> str:
-        """The job file; the run's own copy, if somebody changed the file while the run went on."""
+        """The job file, or the run's own copy if the file was changed while the run went on."""
         copy = self.folder / "job.py" if self.folder is not None else Path(given)
         changed = self.restarts and fingerprint(given) != self.fingerprint
         return str(copy) if changed and copy.is_file() and fingerprint(str(copy)) == self.fingerprint else given
@@ -133,7 +135,7 @@ class Supervisor:
             return
         if not self.rendezvous.leads:
             self.rendezvous.tell(StopAsked())
-        elif self.pid and not self.stop_sent:  # asked twice, it would not save
+        elif self.pid and not self.stop_sent:  # a second signal would keep it from saving
             self.stop_sent = True
             with suppress(ProcessLookupError):
                 os.kill(self.pid, sig)
@@ -141,8 +143,8 @@ class Supervisor:
             self.rendezvous.leaving = not self.pid
 
     def listen(self) -> None:
-        """Take in what workers here and other machines said."""
-        for rank, message in self.receiver.received():
+        """Read the messages of workers here and of other machines."""
+        for rank, message in self.receiver.receive():
             self.heard[rank] = self.clock()
             self.take(rank, message)
         for news in self.rendezvous.news():
@@ -155,7 +157,7 @@ class Supervisor:
                 self.failures.append(news)
 
     def take(self, rank: int, message: Message) -> None:
-        """A message of a worker here."""
+        """Handle a message from a worker here."""
         if isinstance(message, Answer):
             self.done[rank] = self.clock()
             self.answer = message if rank == 0 else self.answer
@@ -169,7 +171,7 @@ class Supervisor:
             self.follow(message.event)
 
     def follow(self, event: Event) -> None:
-        """An event of worker 0, which tells of the run."""
+        """Handle an event from worker 0 about the run."""
         if isinstance(event, Begun):
             self.pid, self.step = event.pid, event.step
             self.furthest, self.saved = max(self.furthest, self.step), max(self.saved, self.step)
@@ -184,7 +186,7 @@ class Supervisor:
                         f"{self.world} workers go on from {step_text(self.step)}, {seconds_text(after)} later",
                     )
                 )
-            if self.asked:  # before it could listen
+            if self.asked:  # the request came before it could listen
                 self.send_signal(self.asked[0])
         elif isinstance(event, Saved):
             self.saved = event.step
@@ -198,15 +200,17 @@ class Supervisor:
         self.on_event(event)
 
     def tell(self, event: Event) -> None:
-        """An event of the group itself."""
+        """Report an event of the group itself."""
         if self.folder is not None:
             note(self.folder, event)
         self.on_event(replace(event, time=time.time()))
 
     def missing(self, codes: Mapping[int, int | None]) -> list[WorkerDied] | None:
-        """Who died or is stuck, if there is no going on for the others; empty if it may be on another machine. None: all is well.
+        """Workers that died or hang, if the others can't continue; empty if the cause may be on another machine. None:
+        all is well.
 
-        `codes` is how each worker here ended, None for those that live; what the dead had said is heard after that was found.
+        `codes`: exit code of each worker here, None for running ones. Messages of dead workers are read after this was
+        found.
         """
         self.listen()
         now = self.clock()
@@ -237,7 +241,7 @@ class Supervisor:
         return self.answer is not None if 0 in ranks else set(ranks) <= set(self.done)
 
     def judge(self, deaths: list[WorkerDied]) -> None:
-        """What follows from deaths, when no worker is left here. Raises what ends the group."""
+        """Decide what to do about deaths, once no worker is left here. Raises the error that ends the group."""
         self.listen()
         until, here = time.monotonic() + 1.0, self.rendezvous
         while (
@@ -246,13 +250,13 @@ class Supervisor:
             and time.monotonic() < until
             and not (deaths or self.failures or self.counted)
         ):
-            time.sleep(LOOK)  # it was on another machine
+            time.sleep(LOOK)  # the death was on another machine
             self.listen()
         if not here.leads:  # node 0 decides
             for message in (*self.failures[:1], *(replace(death, round=here.round) for death in deaths)):
                 here.tell(message)
             return
-        decision = decided(Setback(self.failures, bool(self.asked), deaths, memory_kills() > self.kills))
+        decision = decide(Setback(self.failures, bool(self.asked), deaths, memory_kills() > self.kills))
         if decision is Decision.FAIL:
             say(self.failures[0].trace)
             raise self.failures[0].error
@@ -265,15 +269,16 @@ class Supervisor:
         self.recover(deaths, here.round)
 
     def recover(self, deaths: Sequence[WorkerDied], number: int) -> None:
-        """Tell of deaths in the round with this number and go on, unless there were too many. No deaths: workers lost each other."""
-        counted = self.counted or number < self.rendezvous.round  # several machines may tell of one round
+        """Report deaths in the round with this number and continue, unless there were too many. No deaths: workers lost
+        each other."""
+        counted = self.counted or number < self.rendezvous.round  # several machines may report the same round
         if not counted:
             self.died_at = self.died_at or time.time() - max((death.ago for death in deaths), default=0.0)
             self.restarts += 1
             self.fruitless += 1
         in_vain = self.waited and not deaths and not self.task.resumes
         last = (
-            decided(
+            decide(
                 Setback(
                     deaths=deaths, restarts=self.restarts, limit=self.limit, fruitless=self.fruitless, in_vain=in_vain
                 )
@@ -312,26 +317,26 @@ class Supervisor:
         )
 
     def make_room(self) -> None:
-        """Let machines in that came late, or came back: save, and form another round with them."""
+        """Let in machines that came late or came back: save, and form another round with them."""
         if self.pid and not self.rendezvous.paused and self.rendezvous.newcomers:
             self.rendezvous.pause()
             self.paused_at = time.time()
             self.send_signal(signal.SIGTERM)
 
     def result(self) -> Any:
-        """The task's result, as worker 0 gave it."""
+        """The task's result, from worker 0."""
         if self.answer is None:
             raise Crashed("the workers ended without a result")
         return self.with_group(result_of(self.task, self.answer))
 
     def stopped(self) -> Any:
-        """The result of training that was asked to stop when nobody was left to save."""
+        """The result of a training that was stopped when no worker was left that could save."""
         if self.folder is not None and self.saved:
             note(self.folder, Stopped(self.saved, f"stopped; the last checkpoint is of step {self.saved}"))
         return self.with_group(self.task.stopped(self.saved))
 
     def with_group(self, result: Any) -> Any:
-        """The result with what only the launcher knows: how often the group was formed again."""
+        """The result with what only the launcher knows: the number of restarts."""
         return self.task.in_group(result, GroupHistory(self.world, self.restarts, tuple(self.recovery)))
 
 

@@ -1,6 +1,8 @@
-"""A worker of a group: one of several processes that do a task together. It speaks to its launcher over a socket in a folder.
+"""A worker of a group: one of several processes that do a task together. It talks to its launcher over a socket in a
+folder.
 
-It sends a heartbeat twice a second, so that a process that stands still is missed. The fork server makes it (fork_server_main.py).
+It sends a heartbeat twice a second, so that a hanging process is noticed. The fork server starts it
+(fork_server_main.py).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from shoestring.processes.launch import fingerprint
 from shoestring.processes.messages import Answer, PeerLostMessage, WorkerJoined
 from shoestring.processes.streams import prepare_streams
 from shoestring.processes.task import GroupSeat, JobTask, Task
-from shoestring.processes.worker import done, last_message
+from shoestring.processes.worker import last_message, perform_task
 
 if TYPE_CHECKING:
     from shoestring.core.link import Link
@@ -37,21 +39,23 @@ def main(private: Path) -> NoReturn:
     prepare_streams()
     os.dup2(
         2 if rank == 0 else os.open(os.devnull, os.O_WRONLY), 1
-    )  # one worker prints, and never into the launcher's output
+    )  # only one worker prints, and never into the launcher's output
     if rank:
-        listen(lambda number, frame: None)  # before it trains, that is: worker 0 is asked to stop, and tells the others
+        listen(
+            lambda number, frame: None
+        )  # until training begins: afterwards worker 0 is asked to stop, and tells the others
     sender = Sender(private / "socket", rank)
 
     def work() -> Any:
         try:
             check_same(task, formed)
-            link = joined(task, formed, rank, world)
+            link = join_group(task, formed, rank, world)
             sender.send(WorkerJoined())
-            return done(task, sender.send, link)
+            return perform_task(task, sender.send, link)
         except Exception as error:
             from shoestring.core.link import DeadlinePassed
 
-            if says_peer_lost(error):  # this worker has nothing to say of its own: its launcher forms the group again
+            if says_peer_lost(error):  # this worker has no error of its own: its launcher forms the group again
                 sender.send(
                     PeerLostMessage(
                         (str(error).strip() or type(error).__name__).splitlines()[0], isinstance(error, DeadlinePassed)
@@ -69,7 +73,8 @@ def main(private: Path) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """End at once: a process group's threads may never end by themselves, and tidying up after torch takes longer than starting it."""
+    """Exit at once: a process group's threads may never end by themselves, and tidying up after torch takes longer than
+    starting it."""
     for child in multiprocessing.active_children():
         child.kill()
     sys.stdout.flush()
@@ -78,7 +83,7 @@ def leave(code: int) -> NoReturn:
 
 
 def check_same(task: Task[Any], formed: GroupRound) -> None:
-    """Refuse to train something else than worker 0 does."""
+    """Refuse to train unless job and environment are those of worker 0."""
     if not isinstance(task, JobTask):
         return
     for name, own in fingerprint(task.file).items():
@@ -92,8 +97,8 @@ def check_same(task: Task[Any], formed: GroupRound) -> None:
             raise Mistake(f"{what} that the run was begun with: all workers need the same")
 
 
-def joined(task: Task[Any], formed: GroupRound, rank: int, world: int) -> Link:
-    """The link to the others, when all are there."""
+def join_group(task: Task[Any], formed: GroupRound, rank: int, world: int) -> Link:
+    """The link to the others, once all are there."""
     import torch
     from torch import distributed
     from torch.distributed import TCPStore  # type: ignore[attr-defined]

@@ -1,10 +1,11 @@
-"""The page of a run: no other file, nothing fetched. Charts are pictures, which a script inside the page makes charts to work with.
+"""The page of a run: one file that loads nothing else. Charts are SVG pictures, which a script in the page makes
+interactive.
 
-    runs.report.Report  ->  sections, each empty if it has nothing to say
-        ->  content, what stands inside <main>: sent again and again while a run is watched
+    runs.report.Report  ->  sections, empty ones are left out
+        ->  content, the inside of <main>: sent again and again while a run is watched
         ->  page, one HTML document: the report
 
-A section is a function from the report to markup, empty where it has nothing to say. Other packages add theirs by an entry
+A section is a function from the report to markup; empty if it does not apply. Other packages add sections by an entry
 point of the group "shoestring.sections"; text that is not markup is escaped.
 """
 
@@ -24,7 +25,7 @@ from shoestring.show.page.figures import blocks, comparison, parts
 from shoestring.show.page.render import compile_all, render, said
 from shoestring.show.page.room_page import page_of, pages, said_by_room
 from shoestring.show.page.style import STYLE
-from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown
+from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown_text
 from shoestring.show.page.top import title, top
 
 Section = Callable[[Report], str]
@@ -44,7 +45,7 @@ SECTIONS: tuple[Section, ...] = (
 
 
 def page(report: Report, more: Iterable[Section] = ()) -> str:
-    """The whole document, with `more` sections beside ours.
+    """The whole document; `more`: additional sections.
 
     >>> page(Report()).splitlines()[0]
     '<!doctype html>'
@@ -68,9 +69,9 @@ def content(report: Report, more: Iterable[Section] = ()) -> Markup:
         *of_room(report),
         wide(comparison(report)),
         wide(stages(report)),
-        *paired(rest),
+        *in_two_columns(rest),
         wide(events(report)),
-        wide(shown(report)),
+        wide(shown_text(report)),
         footer(report),
     ]
     return render("content.html", top=top(report), sections=sections)
@@ -85,14 +86,14 @@ def of_room(report: Report) -> list[str]:
         return [failed_section(type(room).__name__, failure_text(error))]
 
 
-def paired(sections: Iterable[str]) -> list[str]:
-    """Sections beside each other; the one without a neighbour takes both columns."""
+def in_two_columns(sections: Iterable[str]) -> list[str]:
+    """Sections in two columns; one without a neighbour takes both."""
     found = [body for body in sections if body]
     return found[:-1] + [wide(found[-1])] if len(found) % 2 else found
 
 
 def prepare() -> None:
-    """Do what the first page would do once and for all (a tenth of a second): who draws often knows then what drawing costs."""
+    """Do the one-time work of the first page (a tenth of a second), so that the cost of drawing can be measured."""
     compile_all(room.templates for room in pages().values() if room.templates)
     defaults()
     from_packages()
@@ -108,14 +109,14 @@ def classed(section: str, name: str) -> str:
 
 @cache
 def from_packages() -> tuple[Section, ...]:
-    """The sections of other packages; one that can't be imported says so on the page."""
+    """The sections of other packages; one that fails to import says so on the page."""
     from importlib.metadata import entry_points
 
-    return tuple(guarded(entry.value, entry.load) for entry in entry_points(group=GROUP))
+    return tuple(guarded_section(entry.value, entry.load) for entry in entry_points(group=GROUP))
 
 
-def guarded(name: str, load: Callable[[], Section]) -> Section:
-    """A section of somebody else, which tells of its failure instead of taking the page down."""
+def guarded_section(name: str, load: Callable[[], Section]) -> Section:
+    """A section of another package; if it fails, its place shows the error."""
 
     def drawn(report: Report) -> str:
         try:
@@ -135,7 +136,7 @@ def failed_section(name: str, why: str) -> Markup:
 
 
 def failure_text(error: BaseException) -> str:
-    """What somebody else's error says, if it can say it."""
+    """The message of an error, unless asking for it fails as well."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:

@@ -1,7 +1,8 @@
-"""A chart of lines, as a value: drawn here as a picture for everybody, and told to the page's script, which makes it one to work with.
+"""A line chart as a value: drawn as an SVG picture, and described as JSON to the page's script, which makes it
+interactive.
 
-Many points become few, each the mean of its neighbours, with the least and the greatest of them beside it: what stands out is still seen.
-What is not a number is a gap, in the picture and in JSON, where it would be no JSON at all.
+Many points are reduced to few: each is the mean of neighbouring points, with their minimum and maximum, so outliers
+stay visible. NaN and infinity are gaps in the picture, and null in JSON.
 """
 
 from __future__ import annotations
@@ -39,25 +40,25 @@ from shoestring.show.page.drawing import (
 from shoestring.show.page.render import render
 from shoestring.show.page.words import numbers, tidy
 
-FEW, MOST = 150, 380  # points of a line in the picture, and of the loss in what the script is told
-MOST_BORDERS = 60  # ends of epochs
+FEW, MOST = 150, 380  # points of a line in the picture, and points of the loss given to the script
+MOST_BORDERS = 60  # most epoch borders shown
 
 
 @dataclass(frozen=True)
 class Line:
-    """Values by step or by time, in order; a value that is not finite is a gap."""
+    """Values by step or by time, in order; NaN and infinity are gaps."""
 
     name: str
     tone: str
     x: Sequence[float]
     y: Sequence[float | None]
-    low: Sequence[float | None] = ()  # least and greatest of the values that became one
+    low: Sequence[float | None] = ()  # minimum and maximum of the values behind each point
     high: Sequence[float | None] = ()
-    dots: bool = False  # few values, each with a dot
+    dots: bool = False  # few values: each gets a dot
     best: float | None = None  # where the best value is
 
     def fewer(self, most: int) -> Line:
-        """The same with at most so many points, and the best one.
+        """The same line with at most `most` points, and the best one.
 
         >>> line = Line("loss", "forward", [1, 2, 3, 4], [1.0, 3.0, 5.0, None]).fewer(2)
         >>> line.x, line.y, line.low, line.high
@@ -65,7 +66,7 @@ class Line:
         """
         if len(self.x) <= most:
             return self
-        if self.dots:  # each stands for itself, and the best one must be among them
+        if self.dots:  # each point matters, and the best one must be kept
             kept = [place for place, x in enumerate(self.x) if place % ceil(len(self.x) / most) == 0 or x == self.best]
             return replace(self, x=[self.x[place] for place in kept], y=[self.y[place] for place in kept])
         x = [group[-1] for group in groups(self.x, most)]
@@ -83,7 +84,7 @@ class Line:
 
     @property
     def known(self) -> bool:
-        """Whether there is a value."""
+        """Whether there is any value."""
         return any(value is not None and isfinite(value) for value in self.y)
 
     @property
@@ -98,7 +99,7 @@ class Line:
 
 
 def listed_json(values: Sequence[float | None], digits: int = 5) -> str:
-    """Numbers as a short JSON list; null for what is none.
+    """Numbers as a short JSON list; null for NaN, infinity and None.
 
     >>> listed_json([1, 0.123456789, None, float("nan"), 1e7])
     '[1,0.12346,null,null,1e+07]'
@@ -109,24 +110,24 @@ def listed_json(values: Sequence[float | None], digits: int = 5) -> str:
 
 @dataclass(frozen=True)
 class Chart:
-    key: str  # what the script remembers it by
+    key: str  # identifies the chart in the script
     title: str
     note: str
     lines: tuple[Line, ...]
-    across: str = "step"  # what is below: step, round or time
-    unit: str = ""  # what is at the left: "" (a number), "bytes", or a word such as steps/s
-    rows: str = ""  # what the values are called
-    zero: bool = False  # the scale begins at zero
-    span: tuple[float, float] | None = None  # what is below reaches from here to there at least
-    named: bool = False  # the line has its name below, even if there is but one
-    tools: bool = False  # with a logarithmic scale and smoothing
-    borders: Sequence[Sequence[float]] = ()  # [step, epochs that are over after it]
+    across: str = "step"  # the x axis: step, round or time
+    unit: str = ""  # the y axis: "" (a number), "bytes", or a word such as steps/s
+    rows: str = ""  # name of the values
+    zero: bool = False  # the y axis starts at zero
+    span: tuple[float, float] | None = None  # the least range of the x axis
+    named: bool = False  # the line has a legend even if it is the only one
+    tools: bool = False  # offers a logarithmic scale and smoothing
+    borders: Sequence[Sequence[float]] = ()  # [step, completed epochs]
     budget: float | None = (
-        None  # a line across; of bytes it is shown if it leaves most of the plot to the values, else always
+        None  # a horizontal line; for bytes it is shown if it leaves most of the plot to the values, else always
     )
 
     def drawn(self, template: str = "chart.html") -> Markup:
-        """The picture, and what the script needs to know; nothing where there is no value."""
+        """The picture, and the script's data; empty if there are no values."""
         if not any(line.known for line in self.lines):
             return Markup()
         legend = [(line.tone, line.name) for line in self.lines] if len(self.lines) > 1 or self.named else []
@@ -178,7 +179,7 @@ class Chart:
         )
 
     def marks(self, low: float, high: float) -> tuple[list[float], Callable[[float], str]]:
-        """The values at the left."""
+        """The values on the y axis, and their text."""
         if self.unit == "bytes":
             return memory_marks(high, self.budget), bytes_mark
         low, high = min(0.0, low) if self.zero else low, max(high, self.budget or high)
@@ -206,5 +207,5 @@ def curve(line: Line, x: Scale, y: Scale) -> Curve:
 
 
 def evenly(found: Sequence[Sequence[float]], most: int) -> Sequence[Sequence[float]]:
-    """Every second, third, ... of them, so that there are at most so many."""
+    """Every second, third, ... item, so that at most `most` remain."""
     return found[:: ceil(len(found) / most) or 1]

@@ -1,4 +1,4 @@
-"""The charts of a run: loss and validation first, then what else there is to see of its steps, and its memory over time."""
+"""The charts of a run: loss and validation, other figures of the steps, and memory over time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import counted, loss_text, number, numbers, rate_unit, step_seconds, step_word, verb_of
 
 TONES = ("update", "optimizer", "inputs", "buffers", "temporaries")  # of metrics
-MOST_METRICS, MOST_CHARTS, MOST_ROWS, MOST_NAME = 12, 3, 6, 30  # what keeps the page small
-HELD_OUT = "loss"  # what the held-out loss is called among the metrics
+MOST_METRICS, MOST_CHARTS, MOST_ROWS, MOST_NAME = 12, 3, 6, 30  # limits that keep the page small
+HELD_OUT = "loss"  # name of the held-out loss among the metrics
 
 
 def metric_names(report: Report) -> list[str]:
-    """The job's metrics, in the order in which they were told."""
+    """The job's metrics, in the order of their first value."""
     return list(dict.fromkeys(name for one in report.validated for name in one.metrics))[:MOST_METRICS]
 
 
@@ -35,12 +35,12 @@ def metric_line(report: Report, name: str, tone: str, shown: str = "") -> Line:
 
 
 def step_line(report: Report, values: Sequence[float], name: str, tone: str) -> Line:
-    """What is told of every step."""
+    """A value recorded for every step."""
     return Line(name, tone, report.curves.numbers[: len(values)], values)
 
 
 def step_chart(report: Report, key: str, title: str, note: str, *lines: Line, rows: str = "", **more: Any) -> Markup:
-    """A chart by step, as wide as all others."""
+    """A chart by step."""
     steps, borders = report.curves.numbers, report.curves.borders
     span = (steps[0], steps[-1]) if steps else None
     return Chart(
@@ -49,7 +49,7 @@ def step_chart(report: Report, key: str, title: str, note: str, *lines: Line, ro
 
 
 def losses(report: Report) -> Markup:
-    """The loss in training and on held-out data, by step."""
+    """Training and held-out loss by step."""
     found = report.curves.losses
     known, names, word, best = numbers(found), metric_names(report), step_word(report), report.best
     lines = [step_line(report, found, "training", "forward")] * bool(known)
@@ -61,7 +61,7 @@ def losses(report: Report) -> Markup:
 
 
 def metrics(report: Report) -> list[Markup]:
-    """The job's metrics by step: shares of one together in one chart, every other metric in one of its own."""
+    """The job's metrics by step: fractions together in one chart, other metrics in a chart each."""
     names = [name for name in metric_names(report) if name != HELD_OUT]
     drawn = {name: metric_line(report, name, TONES[place % len(TONES)]) for place, name in enumerate(names)}
     shares = [name for name in names if (found := numbers(drawn[name].y)) and min(found) >= 0 and max(found) <= 1]
@@ -90,7 +90,7 @@ def validation_note(report: Report, names: Sequence[str]) -> str:
 
 
 def validations(report: Report) -> Markup:
-    """The newest validations and the best one as a table."""
+    """The latest validations and the best one as a table."""
     found, names, best = report.validated, metric_names(report)[:5], report.best
     if not found:
         return Markup()
@@ -117,7 +117,7 @@ def known_text(value: float | None) -> str:
 
 
 def rates(report: Report) -> Markup:
-    """The learning rate by step, where there is a schedule."""
+    """The learning rate by step, if there is a schedule."""
     line = step_line(report, report.curves.rates, "learning rate", "temporaries")
     known = numbers(line.y)
     note = f"Now {known[-1]:.3g}, at most {max(known):.3g}." if known else ""
@@ -125,7 +125,7 @@ def rates(report: Report) -> Markup:
 
 
 def norms(report: Report) -> Markup:
-    """The norm of the gradients before clipping, by step."""
+    """The gradient norm before clipping, by step."""
     line = step_line(report, report.curves.norms, "gradient norm", "backward")
     known, note = numbers(line.y), ""
     if known:
@@ -134,7 +134,7 @@ def norms(report: Report) -> Markup:
 
 
 def throughput(report: Report) -> Markup:
-    """Steps per second by step."""
+    """Steps per second, by step."""
     line = step_line(report, report.curves.seconds, "speed", "optimizer")
     known = numbers(line.y)
     if len(known) < 2 or min(known) <= 0:
@@ -149,7 +149,7 @@ def throughput(report: Report) -> Markup:
 
 
 def process_line(report: Report) -> Line:
-    """The largest memory of the process by the seconds that it had trained."""
+    """Peak memory of the process by seconds of training."""
     found, clock = groups(report.curves.process), clock_of(report)
     points = [(group[-1][0], max(map(itemgetter(1), group))) for group in found]
     times = [clock(when) if clock is not None else when for when, _ in points]
@@ -157,7 +157,7 @@ def process_line(report: Report) -> Line:
 
 
 def process(report: Report) -> Markup:
-    """The memory of the process over the time that it trained."""
+    """Memory of the process over the time that it trained."""
     line, clock = process_line(report), clock_of(report)
     if len(line.x) < 2:
         return Markup()

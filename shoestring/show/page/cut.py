@@ -1,4 +1,4 @@
-"""The section on a model that is cut across workers: who computes when, predicted and measured, and what every stage holds."""
+"""The section on a model that is cut across workers: the timeline, predicted and measured, and what every stage holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_ROWS = 16
 
 
 def stages(report: Report) -> Markup:
-    """Nothing of a model that is not cut."""
+    """The section; empty if the model is not cut."""
     if report.plan.cut is None:
         return Markup()
     cut = model_cut(report.plan.cut, report.timed)
@@ -29,6 +29,6 @@ def stages(report: Report) -> Markup:
 
 
 def note(cut: ModelCut) -> str:
-    """Sentences above the picture."""
+    """The text above the picture."""
     said = [f"{cut.mesh}; {cut.way}", *cut.why.split("; ")[:1], cut.note]
     return " ".join(f"{one[:1].upper()}{one[1:]}." for one in said if one)

@@ -1,4 +1,4 @@
-"""One HTML document around what stands inside <main>: style and script are inside it, and its policy allows no others."""
+"""The HTML document around the inside of <main>, with style and script inline; its content policy allows no others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoestring.web.guard import hash_of
 
 
 def script(*names: str) -> str:
-    """Files of script/ as one script for a page, without their comments and the spaces at the beginning of lines."""
+    """Files of script/ joined into one, without comments and indentation."""
     text = "".join((Path(__file__).parent / "script" / name).read_text(encoding="utf-8") for name in names)
     shorter = re.sub(r"^\s*(//.*)?\n|^ +", "", re.sub(r"   // .*$", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
     return f'(() => {{"use strict";\n{shorter}}})();\n'
@@ -25,9 +25,10 @@ CHARTS = script("charts.js")
 def document(
     title: str, content: Markup, events: str = "", name: str = "", script: str = CHARTS, style: str = STYLE
 ) -> str:
-    """The report; with `events`, the address to listen to, the live page, and with `name` a way back to all runs.
+    """The report; with `events`, the address of server-sent events, the live page, and with `name` a link back to all
+    runs.
 
-    A server of ours sends its policy with every answer. A report is a file, so it carries its own.
+    Our server sends the content policy in headers. A report is a file, so it contains the policy.
     """
     policy = (
         ""

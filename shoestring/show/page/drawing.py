@@ -1,7 +1,7 @@
-"""Drawings: where everything goes, as values that the templates plot.html and macros.html turn into SVG.
+"""Drawings as values: positions that the templates plot.html and macros.html turn into SVG.
 
-A plot is in a box 440 wide, so that its words stay readable on a phone and on half a desktop window. Colours are classes
-(`tone-forward`), never style attributes: the live page allows no style but its own.
+A plot is 440 units wide, so that its text stays readable on a phone and on half a desktop window. Colours are classes
+(`tone-forward`), never style attributes: the live page's policy forbids inline style.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TypeVar
 
 from shoestring.core.units import bytes_text
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 240, 76, 428, 30, 204  # the drawing, and the plot inside it
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 240, 76, 428, 30, 204  # size of the drawing, and the plot inside it
 FRAME = {"WIDTH": WIDTH, "HEIGHT": HEIGHT, "LEFT": LEFT, "RIGHT": RIGHT, "TOP": TOP, "BOTTOM": BOTTOM}
 MOST_POINTS = 240
-Point = tuple[float, float]  # place, value
+Point = tuple[float, float]  # position, value
 T = TypeVar("T")
 
 
@@ -31,7 +31,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line through points, with a dot at its end, or at each, and a ring around the best."""
+    """A line through points, with a dot at its end or at each point, and a ring around the best."""
 
     path: str
     dots: tuple[Point, ...]
@@ -52,13 +52,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class Plot:
-    label: str  # for who can't see it
+    label: str  # for screen readers
     rows: tuple[Mark, ...]  # grid lines with their values
     rows_name: str
     columns: tuple[Mark, ...]  # values below the plot
     columns_name: str
     curves: tuple[Curve, ...] = ()
-    borders: tuple[float, ...] = ()  # places of lines from top to bottom: the ends of epochs
+    borders: tuple[float, ...] = ()  # positions of vertical lines: the ends of epochs
     bars: tuple[Bar, ...] = ()
     limit: Mark | None = None  # the budget
 
@@ -72,7 +72,7 @@ class BarSpan:
 
 @dataclass(frozen=True)
 class Strip:
-    """A flat bar made of spans, and a mark on it."""
+    """A flat bar made of spans, with a mark on it."""
 
     label: str
     spans: tuple[BarSpan, ...]
@@ -81,7 +81,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Scale:
-    """Where a value goes: low at `start`, high at `end`."""
+    """Maps values to positions: low to `start`, high to `end`."""
 
     low: float
     high: float
@@ -90,7 +90,7 @@ class Scale:
 
     @property
     def line(self) -> Point:
-        """Where zero goes, and how far one leads; the middle for all if there is nothing between low and high."""
+        """The position of zero and the length of one unit; if low equals high, everything is in the middle."""
         slope = (self.end - self.start) / (self.high - self.low) if self.high > self.low else 0.0
         return (self.start - self.low * slope if slope else (self.start + self.end) / 2), slope
 
@@ -129,13 +129,13 @@ def seconds_mark(time: float, unit: float) -> str:
 
 
 def memory_marks(top: float, budget: float | None) -> list[float]:
-    """Ticks from zero, up to the budget if that leaves most of the plot to the figures."""
+    """Ticks from zero, including the budget if that leaves most of the plot to the figures."""
     top = max(top, budget) if budget is not None and budget <= 1.7 * top else top
     return ticks(0, max(top, 1.0), bytes_unit(top))
 
 
 def groups(found: Sequence[T], most: int = MOST_POINTS) -> list[Sequence[T]]:
-    """Neighbours put together, so that there are at most `most` groups."""
+    """Consecutive items in at most `most` groups."""
     size = ceil(len(found) / most) or 1
     return [found[start : start + size] for start in range(0, len(found), size)]
 
@@ -150,7 +150,7 @@ def upright(marks: Sequence[float], y: Scale, text: Callable[[float], str]) -> t
 
 
 def along(marks: Sequence[float], x: Scale, text: Callable[[float], str]) -> tuple[Mark, ...]:
-    """Values below the plot; those at its ends stay inside."""
+    """Values below the plot; those at the ends stay inside."""
     places = [(mark, x(mark)) for mark in marks]
     return tuple(
         Mark(at, text(mark), "start" if at < LEFT + 8 else "end" if at > RIGHT - 12 else "middle")
@@ -161,7 +161,8 @@ def along(marks: Sequence[float], x: Scale, text: Callable[[float], str]) -> tup
 def limit(
     budget: float | None, y: Scale, text: Callable[[float], str] = bytes_text, anchor: str = "end"
 ) -> Mark | None:
-    """The budget as a line, if it is in the plot. Its words are at the end of it; at the start where a line that rises ends there."""
+    """The budget as a line, if it lies in the plot. Its text is at the end of the line, or at the start if a rising
+    curve ends there."""
     inside = budget is not None and y.low <= budget <= y.high
     return Mark(y(budget), f"budget {text(budget)}", anchor) if inside and budget is not None else None
 

@@ -1,4 +1,4 @@
-"""The sections made of figures: predicted beside measured, and what can be drawn."""
+"""The sections made of figures: predicted beside measured, and memory charts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PARTS = ("parameters", "optimizer", "gradients", "activations", "temporaries", "
 
 
 def comparison(report: Report) -> Markup:
-    """The table of predicted beside measured."""
+    """The table of predicted and measured figures."""
     room, over = page_of(report), state_of(report) in ("finished", "")
     found = [
         one if over or one.quantity.name not in room.at_the_end else replace(one, measured=None)
@@ -83,12 +83,12 @@ def gauge(report: Report) -> list[MemoryGauge]:
 
 @dataclass(frozen=True)
 class Compared:
-    """A row: all as text, with a dash for what is not known."""
+    """A row of the table, all text; a dash for unknown values."""
 
     name: str
     predicted: str
     measured: str
-    change: str  # how far it is off, in the figure's own words
+    change: str  # difference between predicted and measured
     plain: str
 
 
@@ -145,7 +145,7 @@ def tone_of(phase: str) -> str:
 
 
 def fewer(found: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """At most about MOST_BARS blocks: neighbours of one phase become the highest of them.
+    """At most about MOST_BARS blocks: neighbours in the same phase are replaced by the highest of them.
 
     >>> len(fewer([(f"forward {place}", place) for place in range(1000)]))
     84
@@ -183,7 +183,7 @@ def bars(found: Sequence[tuple[str, float]], y: Scale) -> tuple[Bar, ...]:
 
 @dataclass(frozen=True)
 class TensorKind:
-    """Tensors of one kind at the highest moment."""
+    """Tensors of one kind at the moment of the peak."""
 
     name: str
     tone: str
@@ -192,7 +192,7 @@ class TensorKind:
 
 
 def parts(report: Report) -> Markup:
-    """What is alive at the highest moment, as a stacked bar and a list."""
+    """What is alive at the peak, as a stacked bar and a list."""
     found = report.largest.parts if report.largest is not None else {}
     sizes = sorted(((name, size) for name, size in found.items() if size > 0), key=lambda part: -part[1])[:12]
     if not sizes:
@@ -205,8 +205,5 @@ def parts(report: Report) -> Markup:
         start = end
     label = "The peak is made of " + ", ".join(f"{name} {bytes_text(size)}" for name, size in sizes)
     return render(
-        "parts.html",
-        note=f"At the highest moment the tensors take {bytes_text(total)}.",
-        bar=strip(label, spans),
-        parts=rows,
+        "parts.html", note=f"At the peak, tensors take {bytes_text(total)}.", bar=strip(label, spans), parts=rows
     )

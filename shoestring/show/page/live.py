@@ -1,4 +1,4 @@
-"""The page while it is watched: the same page, and a script that puts in what the server sends (script/live.js)."""
+"""The live page: the same page, with a script that inserts what the server sends (script/live.js)."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ SCRIPT = script("charts.js", "runs.js", "live.js")
 
 
 def live(title: str, content: Markup, events: str, name: str = "") -> str:
-    """A page that listens to `events`; with a way back to all runs if it is that of the run `name` among others."""
+    """A page that listens to `events`; `name`: one run of several, with a link back to all."""
     return document(title, content, events, name, SCRIPT, STYLE + style_of_rooms())

@@ -1,7 +1,7 @@
-"""Several runs at once: a chart in which those that are chosen lie over each other, and a table of all that can be sorted.
+"""The overview of several runs: a chart that overlays selected runs, and a sortable table.
 
-The table has a column for every flag in which the runs differ. The lines of a run are sent when they are asked for (`curves`), so that the
-page stays small however many runs there are.
+The table has a column for every flag in which the runs differ. A run's lines are only sent when requested (`curves`),
+so the page stays small for any number of runs.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ class Summary:
     stand: str = ""
     warned: int = 0
     bar: Strip | None = None
-    techniques: str | None = None  # of its plan; None before there is one
+    techniques: str | None = None  # None before there is a plan
     flags: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the best validation
     loss: float | None = None
     memory: tuple[float | None, float | None, float | None] = (None, None, None)  # predicted, measured, budget
-    seconds: float | None = None  # that it trained
+    seconds: float | None = None  # time that it trained
     steps: int = 0
-    mark: str = ""  # changes when there is more to draw
+    mark: str = ""  # changes when there is something new to draw
     line: Line | None = None  # its loss
-    cells: tuple[Cell, ...] = ()  # by the columns of the table
-    counts: str = "step"  # what `steps` are called
-    plans_memory: bool = True  # its plan predicts the memory of the process
-    of_room: tuple[RoomCell, ...] = ()  # figures that only runs of its room have
+    cells: tuple[Cell, ...] = ()  # in the order of the table's columns
+    counts: str = "step"  # what its steps are called
+    plans_memory: bool = True  # whether its plan predicts the memory of the process
+    of_room: tuple[RoomCell, ...] = ()  # figures of its room alone
 
     @property
     def place(self) -> str:
@@ -80,7 +80,7 @@ class Summary:
 
 
 def summary(report: Report, name: str) -> Summary:
-    """One run in a row: its state and why, where it stands, its flags and its figures."""
+    """The overview's data of one run: state, progress, flags and figures."""
     stands, losses, found = standing(report), numbers(report.curves.losses), clock_of(report)
     best, measured = report.best.metrics if report.best is not None else {}, report.measured.get("process_bytes")
     line = step_line(report, report.curves.losses, name, "forward").fewer(60)
@@ -110,7 +110,7 @@ def summary(report: Report, name: str) -> Summary:
 
 
 def techniques_in(report: Report) -> str | None:
-    """The techniques of a run's plan; None: it has none yet.
+    """The techniques of a run's plan; None if there is no plan yet.
 
     >>> from shoestring.runs.plan_summary import PlanSummary
     >>> techniques_in(Report(plan=PlanSummary(techniques=()))), techniques_in(Report())
@@ -122,7 +122,7 @@ def techniques_in(report: Report) -> str | None:
 
 
 def shorter(text: str) -> str:
-    """The first sentence of why, cut at a word.
+    """The first sentence of a reason, shortened at a word.
 
     >>> shorter("It died. It was at step 3."), shorter("word " * 40)[-8:]
     ('It died.', 'd word …')
@@ -132,7 +132,7 @@ def shorter(text: str) -> str:
 
 
 def stand(report: Report) -> str:
-    """Where it stands, in few words."""
+    """A run's progress in few words."""
     told = headline(report)
     ended = why_ended(report)
     done = counted_steps(report) + (f": {ended}" if ended.startswith(NO_BETTER) else "")
@@ -151,12 +151,12 @@ def bar(report: Report, tone: str) -> Strip | None:
 class Column:
     name: str
     cell: Callable[[Summary], Cell]
-    first: str = "up"  # which way it is sorted first
-    long: bool = False  # words, which may break into lines
+    first: str = "up"  # sort order on the first click
+    long: bool = False  # long text, which may wrap
 
 
 def overview(runs: Sequence[Summary]) -> Markup:
-    """What stands inside <main>, given all runs."""
+    """The inside of <main>, given all runs."""
     shown = sorted(runs, key=lambda one: one.state not in GOING_ON)[:MOST_RUNS]
     words = [one.word.lower() for one in runs if one.word]
     going = (page.verb.going for page in pages().values())
@@ -181,7 +181,7 @@ def overview(runs: Sequence[Summary]) -> Markup:
 
 
 def columns(runs: Sequence[Summary]) -> tuple[list[Column], str]:
-    """The columns after the run and its state, and what all runs have in common, in words."""
+    """The columns after run and state, and what all runs have in common, in words."""
     names = list(dict.fromkeys(name for one in runs for name in one.flags))
     known = [one.flags for one in runs if one.word or one.flags]  # others are not read yet
     differ = [name for name in names if len({flags.get(name) for flags in known}) > 1]
@@ -239,7 +239,7 @@ def measured_cell(one: Summary) -> Cell:
 
 
 def overlaid(runs: Sequence[Summary]) -> Markup:
-    """The chart of the runs that are drawn at first; the script draws those that are ticked."""
+    """The chart of the runs drawn at first; the script draws those that are ticked."""
     lines = tuple(
         replace(one.line, tone=f"run-{place}") for place, one in enumerate(runs[:DRAWN]) if one.line is not None
     )

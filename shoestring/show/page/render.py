@@ -1,4 +1,4 @@
-"""Templates filled with values. Whatever is put into one is text and never markup: it is escaped unless it came out of a template."""
+"""Fill templates with values. Values are escaped, unless they are the output of another template."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shoestring.core.units import bytes_text, seconds_text
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-NONE = "\N{EN DASH}"  # in place of a figure that is missing
+NONE = "\N{EN DASH}"  # for a missing figure
 OURS = "shoestring.show.page"
 
 
 def render(template: str, **values: object) -> Markup:
-    """A template of this package as markup."""
+    """A function that fills a template of this package."""
     return Markup(environment(OURS).get_template(template).render(**values))
 
 
@@ -47,7 +47,7 @@ def environment(package: str) -> Environment:
     )
     made.filters |= {
         "said": said,
-        "glued": glued,
+        "glued": with_unbreakable_spaces,
         "bytes": bytes_text,
         "seconds": seconds_text,
         "known_bytes": lambda size: NONE if size is None else bytes_text(size),
@@ -58,27 +58,29 @@ def environment(package: str) -> Environment:
 
 
 def compile_all(packages: Iterable[str] = ()) -> None:
-    """Compile all templates, ours and those of these packages."""
+    """Compile all templates of this package and of these."""
     for package in (OURS, *packages):
         for name in environment(package).list_templates():
             environment(package).get_template(name)
 
 
 def said(text: object, most: int = 300) -> Markup:
-    """Text that can't be markup, cut to `most` bytes.
+    """Escaped text, cut to `most` bytes.
 
     >>> str(said("<b>")), str(said("a" * 20, most=5)), str(said("1 & 2", most=4)), str(said(said("<b>")))
     ('&lt;b&gt;', 'aaaaa…', '1 …', '&lt;b&gt;')
     """
     if isinstance(text, Markup):
         return text
-    safe = str(escape(str(text)[: most + 1])).encode("utf-8", "replace")  # half a character can't be written to a file
+    safe = str(escape(str(text)[: most + 1])).encode(
+        "utf-8", "replace"
+    )  # cut characters, not bytes: half a character can't be written
     cut = safe[:most].decode(errors="ignore")
     return Markup(cut if len(safe) <= most else re.sub(r"&[^;]*$", "", cut) + "…")
 
 
-def glued(text: object) -> Markup:
-    """Text in which a number and its unit stay on one line.
+def with_unbreakable_spaces(text: object) -> Markup:
+    """Text with unbreakable spaces between numbers and units.
 
     >>> str(glued("at most 531 MiB, 2 layers"))
     'at most 531&nbsp;MiB, 2 layers'

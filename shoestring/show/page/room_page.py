@@ -1,4 +1,4 @@
-"""What a room has on the page of its runs, and in the overview of several, beside what the runs of all rooms have."""
+"""A room's own parts of a run's page and of the overview."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class RoomCell:
-    """A figure of one run in a column of the overview that only runs of its room have."""
+    """A figure of one run in a column that the room adds to the overview."""
 
     column: str
     cell: Cell
-    first: str = "up"  # which way the column is sorted first
+    first: str = "up"  # sort order on the first click
 
 
 class RoomPage(Generic[P]):
-    """The base of what rooms have on a page, and what it is where a room has nothing of its own. `own` is what `RoomPlugin.part` gave."""
+    """Base class of a room's parts; the defaults add nothing. `own` is the value of `RoomPlugin.part`."""
 
-    note: ClassVar[str] = (  # below the table of predicted beside measured
+    note: ClassVar[str] = (  # below the table of predicted and measured figures
         "Highest memory at any moment, and the time of one step. The difference is that of what was measured from what was "
         "predicted; plain is what is needed without any technique."
     )
@@ -54,14 +54,14 @@ class RoomPage(Generic[P]):
     plans_memory: ClassVar[bool] = True  # its plans predict the memory of the process
     fewer_is_early: ClassVar[bool] = False  # a run that finished after fewer steps than it wanted ended early
     style: ClassVar[str] = ""  # CSS
-    templates: ClassVar[str] = ""  # the package whose templates its sections use
+    templates: ClassVar[str] = ""  # package of the templates that its sections use
 
     def __init__(self, room: RoomPlugin) -> None:
         self.counts, self.verb = room.counts, room.verb
         self.quantities = room.quantities() or MEASURABLE  # the rows of the table of predicted beside measured
 
     def flags(self, own: P) -> Mapping[str, object]:
-        """What was asked for beside the arguments of the job, by name."""
+        """Options besides the job's arguments, by name."""
         return {}
 
     def whole(self, own: P) -> Markup | None:
@@ -69,23 +69,24 @@ class RoomPage(Generic[P]):
         return None
 
     def sections(self, own: P, report: Report) -> Iterable[str]:
-        """Sections as markup, which stand below the first charts; empty ones are left out."""
+        """Sections as markup, shown below the first charts; empty ones are left out."""
         return ()
 
     def tiles(self, own: P) -> Iterable[Tile]:
-        """Figures that one looks at first."""
+        """Figures for the top of the page."""
         return ()
 
     def ending(self, own: P, why: str) -> str | None:
-        """The end of the sentence on how a run went, such as "Trained 3 rounds"; `why` it ended, if not by itself."""
+        """The end of the sentence about the run's result, such as "Trained 3 rounds"; `why`: the reason if it did not
+        end by itself."""
         return None
 
     def cells(self, own: P) -> Iterable[RoomCell]:
-        """Figures of a run for the overview."""
+        """Figures for the overview."""
         return ()
 
     def lines(self, own: P) -> Iterable[tuple[str, Line]]:
-        """Lines of a run, by name, which the overview lays over those of others."""
+        """Lines by name, which the overview overlays with those of other runs."""
         return ()
 
 
@@ -93,12 +94,12 @@ PLAIN: RoomPage[Any] = RoomPage(RoomPlugin())
 
 
 def page_of(report: Report) -> RoomPage[Any]:
-    """What the room of a run has on its page."""
+    """The page parts of the run's room."""
     return pages().get(report.room, PLAIN)
 
 
 def said_by_room(report: Report, ask: Callable[[RoomPage[Any]], Iterable[T]]) -> list[T]:
-    """What a run's room has to say; nothing where that fails, because no room takes a page down."""
+    """The result of asking the room; empty if that fails, so that no room breaks a page."""
     try:
         return list(ask(page_of(report)))
     except (Exception, SystemExit):
@@ -107,7 +108,7 @@ def said_by_room(report: Report, ask: Callable[[RoomPage[Any]], Iterable[T]]) ->
 
 @cache
 def pages() -> Mapping[str, RoomPage[Any]]:
-    """What rooms have on pages, by room; what can't be imported is as good as nothing."""
+    """The page parts of all rooms, by room; rooms that fail to import add nothing."""
     found: dict[str, RoomPage[Any]] = {}
     for room in installed_rooms():
         with suppress(Exception):
@@ -116,5 +117,5 @@ def pages() -> Mapping[str, RoomPage[Any]]:
 
 
 def style_of_rooms() -> str:
-    """The CSS of all rooms: of a live page nobody knows what it is of before it is read."""
+    """The CSS of all rooms, because the room of a live page's run is not known before it is read."""
     return "".join(page.style for page in pages().values())

@@ -1,10 +1,10 @@
-"""How a run stands: the word and the colour of its state, and why. A run that ended is not well because it ended.
+"""The state of a run as the page shows it: a word, a colour and the reason. A run is not fine just because it ended.
 
-diverged      the last loss is not a number; or the loss ended far above where it began: of the first and the last steps (a tenth of
-              all, 3 to 50 of each) the least of the last is above the greatest of the first, and the middle one of the last is more
-              than twice as high. A loss may rise for good reasons, so this is said as what was seen, not as what it means
-data ended    the data gave fewer batches than there were to be steps
-ended early   validation was no better for as long as the job waits
+diverged      the last loss is NaN; or the loss ended far above its start: comparing the first and last tenth of the steps (3 to 50
+              each), the minimum of the last is above the maximum of the first, and the median of the last is more than twice as
+              high. A loss may rise for good reasons, so the text says what was seen, not what it means
+data ended    the data had fewer batches than planned steps
+ended early   validation did not improve for as long as the job waits
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from shoestring.show.page.words import (
     verb_of,
 )
 
-NO_BETTER = "no better"  # how `why_ended` begins where validation was no better for long
+NO_BETTER = "no better"  # prefix of `why_ended` if validation did not improve for long
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    tone: str  # a class of the style: the state, or diverged, data-ended, early
+    tone: str  # a CSS class: the state, or diverged, data-ended, early
     word: str
-    why: str = ""  # in a sentence; empty where there is nothing to explain
+    why: str = ""  # a sentence; empty if nothing needs explaining
 
 
 def standing(report: Report) -> RunStatus:
-    """What to call the state of a run."""
+    """The state to show for a run."""
     state, text = state_of(report), sentence_case(report.text.strip())
     if state in ("failed", "died"):
         return RunStatus(state, STATES[state], text)
-    if found := diverged(report):
+    if found := divergence_text(report):
         return RunStatus("diverged", "Diverged", f"{found} {text}".strip())
     ended = why_ended(report)
     if state == "finished" and ended == DATA_ENDED:
@@ -65,13 +65,13 @@ def standing(report: Report) -> RunStatus:
     return RunStatus(state, word, text)
 
 
-def diverged(report: Report) -> str:
-    """What was seen of a loss that went astray; empty if it did not.
+def divergence_text(report: Report) -> str:
+    """What was seen of a diverging loss; empty if it did not diverge.
 
     >>> from shoestring.runs.report import Curves
     >>> def seen(losses): return diverged(Report(curves=Curves(range(1, len(losses) + 1), losses)))
     >>> seen([2.0, 1.0, float("nan"), float("nan")])
-    'The loss is not a number since step 3.'
+    'The loss has not been finite since step 3.'
     >>> seen([2.0] * 10 + [9.0] * 10), seen([2.0, 1.9, 2.1] * 10)
     ('The loss ended at 9.000, far above the 2.000 it began with.', '')
     """
@@ -79,7 +79,7 @@ def diverged(report: Report) -> str:
     known = numbers(losses)
     if losses and not isfinite(losses[-1]):
         place = next((place for place in range(len(losses) - 1, -1, -1) if isfinite(losses[place])), -1) + 1
-        return f"The loss is not a number since {step_word(report)} {report.curves.numbers[place]:,}."
+        return f"The loss has not been finite since {step_word(report)} {report.curves.numbers[place]:,}."
     count = max(3, min(50, len(known) // 10))
     if len(known) < 2 * count:
         return ""
@@ -100,7 +100,7 @@ def taken_steps(report: Report) -> int:
 
 
 def counted_steps(report: Report) -> str:
-    """Steps that were taken, of how many if not all."""
+    """Number of steps done, and of how many if not all."""
     taken, wanted = taken_steps(report), report.steps
     of = f" of {wanted:,}" if wanted > taken else ""
     return f"{taken:,}{of} {step_word(report)}{'s' * ((wanted if of else taken) != 1)}"
@@ -111,7 +111,7 @@ def sentence_case(text: str) -> str:
 
 
 def headline(report: Report) -> str:
-    """Where it stands, in one sentence.
+    """The run's progress in one sentence.
 
     >>> from shoestring.runs.report import Curves
     >>> headline(Report(state="running", step=3, steps=10, curves=Curves(seconds=[2.0] * 3)))
@@ -137,7 +137,7 @@ def headline(report: Report) -> str:
 
 
 def verdict(report: Report) -> str:
-    """One sentence on how it went.
+    """The run's result in one sentence.
 
     >>> from shoestring.runs.request import Request
     >>> asked = Request(job="gpt", memory=600 << 20, room="training")
@@ -158,7 +158,7 @@ def verdict(report: Report) -> str:
         return f"{sentence}: the data ended."
     if ended.startswith(NO_BETTER):
         return f"{sentence}: {shortened(ended, 60)}."
-    by_itself = ended in ("", "steps", "epochs", f"{step_word(report)}s")  # it did what it was to do
+    by_itself = ended in ("", "steps", "epochs", f"{step_word(report)}s")  # it did all it was to do
     for ending in said_by_room(
         report, lambda room: [room.ending(report.of_room, "" if by_itself else shortened(ended, 60))]
     ):

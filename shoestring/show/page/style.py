@@ -1,4 +1,4 @@
-"""How the page looks: one sheet for the report, the live page and the overview, light and dark, phone and desktop."""
+"""The page's style sheet: for report, live page and overview, light and dark, phone and desktop."""
 
 from __future__ import annotations
 

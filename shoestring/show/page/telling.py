@@ -1,4 +1,4 @@
-"""The sections made of words: the plan and those not taken, checkpoints, events, the result, and the small print."""
+"""The sections made of text: the plan and its alternatives, checkpoints, events, the result, and details."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from shoestring.show.page.room_page import page_of
 from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import clock, counted, number, share_text, step_word, verb_of, warnings_in
 
-MOST_ROWS, MOST_EVENTS, MOST_CHECKPOINTS, MOST_TEXT = 10, 24, 5, 6000  # what keeps the page small
-BAD = {Warned: "Warning", Failed: "Failed"}  # the word that stands out before an event that is bad news
+MOST_ROWS, MOST_EVENTS, MOST_CHECKPOINTS, MOST_TEXT = 10, 24, 5, 6000  # limits that keep the page small
+BAD = {Warned: "Warning", Failed: "Failed"}  # the word shown before bad news
 TONES = {Warned: "warned", Died: "warned", Failed: "failed"}
 
 
 @dataclass(frozen=True)
 class PlanRow:
-    text: str  # a technique or a plan, as one would write it
-    why: str = ""  # it is there
-    lost: str = ""  # why it was not taken
+    text: str  # a technique or a plan, as written in `--use`
+    why: str = ""  # why it was chosen
+    lost: str = ""  # why it lost
     figures: tuple[str, ...] = ()
 
 
@@ -55,7 +55,7 @@ class EventRow:
 
 
 def plan(report: Report) -> Markup:
-    """The techniques, and why each is there."""
+    """The techniques, and why each was chosen."""
     if report.plan.techniques is None:
         return Markup()
     level = report.exactness
@@ -72,7 +72,7 @@ def plan_rows(techniques: Sequence[UsedTechnique]) -> list[PlanRow]:
 
 
 def runners_up(report: Report) -> Markup:
-    """The plans that were not taken."""
+    """The plans that lost."""
     found = report.plan.runners_up
     rows = [
         PlanRow(one.text or "plain", "", one.lost, tuple(figures(one, report.quantities))) for one in found[:MOST_ROWS]
@@ -81,7 +81,7 @@ def runners_up(report: Report) -> Markup:
 
 
 def figures(one: LostPlan, quantities: Sequence[Quantity]) -> Iterator[str]:
-    """What is known of a plan."""
+    """The known figures of a plan."""
     for quantity in quantities:
         value = one.predicted.get(quantity.name)
         if value is not None and not quantity.optional:
@@ -89,11 +89,11 @@ def figures(one: LostPlan, quantities: Sequence[Quantity]) -> Iterator[str]:
 
 
 def checkpoints(report: Report) -> Markup:
-    """Where the run can go on from, newest first: those that are on disk now."""
+    """Checkpoints that exist now, from which the run can be resumed, newest first."""
     found = report.checkpoints
     if not found:
         return Markup()
-    newest = list({one.step: one for one in found if one.checkpoint in report.kept}.values())[::-1]  # one of a step
+    newest = list({one.step: one for one in found if one.checkpoint in report.kept}.values())[::-1]  # one per step
     stood, trained = sum(one.seconds for one in found), clock_of(report)
     share = (
         f", {share_text(stood / trained.trained)} of its time" if trained is not None and trained.trained > 0 else ""
@@ -108,7 +108,7 @@ def checkpoints(report: Report) -> Markup:
 
 
 def events(report: Report) -> Markup:
-    """What happened, newest first; checkpoints and validations in a row are told as one."""
+    """Events, newest first; consecutive checkpoints and validations are shown as one."""
     in_a_row = groupby(report.events, lambda event: isinstance(event, Saved | Validated) or id(event))
     grouped = [list(group) for _, group in in_a_row]
     newest, word = grouped[: -MOST_EVENTS - 1 : -1], step_word(report)
@@ -170,8 +170,8 @@ def sentences(event: Event, word: str, going: str) -> Iterator[Markup | str]:
             yield said(event.told.get("text") or "", 400)
 
 
-def shown(report: Report) -> Markup:
-    """What the job has to show for it."""
+def shown_text(report: Report) -> Markup:
+    """The text of the job's `show`."""
     text = report.result.shown.strip("\n") if report.result is not None else ""
     note = f"The first of {len(text):,} characters." if len(text) > MOST_TEXT else ""
     return render("shown.html", note=note, text=text, most=MOST_TEXT) if text else Markup()

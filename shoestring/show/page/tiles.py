@@ -1,4 +1,4 @@
-"""The figures one looks at first, big, each with a word on it."""
+"""The most important figures, in large type with a label each."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from shoestring.show.page.words import (
 
 @dataclass(frozen=True)
 class Tile:
-    """A figure that one looks at first, and a word on it."""
+    """One important figure with its label."""
 
     name: str
     figure: str
     note: str = ""
     over: bool = False  # above the budget
-    bar: Strip | None = None  # how much of the budget it is
+    bar: Strip | None = None  # the fraction of the budget
 
 
 def tiles(report: Report) -> Iterator[Tile]:
-    """The figures one looks at first, big."""
+    """The most important figures of a run."""
     losses, one, left = numbers(report.curves.losses), step_seconds(report), seconds_left(report)
     used, budget, word = number(report.measured.get("process_bytes")), report.memory, step_word(report)
     if losses:

@@ -1,7 +1,7 @@
-"""The timeline of a pipeline as a picture: who computed what when, idle time in red, the measured one under the predicted one.
+"""The timeline of a pipeline as a picture: each worker's actions, idle time in red, measured below predicted.
 
-A page is sent again and again while a run is watched, so the picture stays small: few actions are boxes of their own, which tell more to
-who points at them; of many, all of a kind are one path; and what is too narrow to be seen is put together first.
+A page is sent again and again while a run is watched, so the picture must be small. Few actions are separate boxes with
+a tooltip; of many, all actions of a kind are one path; and actions too narrow to be seen are merged first.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from shoestring.show.page.render import render
 from shoestring.show.page.words import counted
 from shoestring.show.timeline import TONES, WORDS, by_column, drawn_workers, ends, told
 
-WIDTH, LEFT, RIGHT = 760, 60, 744  # the drawing, and where time begins and ends in it
+WIDTH, LEFT, RIGHT = 760, 60, 744  # size of the drawing, and where the time axis begins and ends
 HEADING, ROW, TALL, AXIS, SPACE = (
     24,
     24,
     20,
     22,
     14,
-)  # heights: words above a timeline, a row, what is drawn in it, times, a gap
-MOST_ROWS, MOST_TOLD = 8, 240  # workers that are drawn; boxes that tell what they are
-NARROW, LETTER = 4.0, 6.4  # widths: of what is put together with its neighbours, and of a digit
-IDLE, DARK = "tone-alert idle", "tone-backward"  # what is idle; what dark numbers are readable on
+)  # heights: text above a timeline, a row, its boxes, the time axis, a gap
+MOST_ROWS, MOST_TOLD = 8, 240  # most workers drawn; most boxes with a tooltip
+NARROW, LETTER = 4.0, 6.4  # widths: narrower boxes are merged, and the width of a digit
+IDLE, DARK = "tone-alert idle", "tone-backward"  # class of idle time; class on which dark numbers are readable
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Box:
 
     x: float
     width: float
-    tone: str  # with other classes
-    title: str  # for who points at it
-    text: str = ""  # the number of the piece, where there is room
+    tone: str  # CSS classes
+    title: str  # tooltip
+    text: str = ""  # number of the micro-batch, if there is room
 
     @property
     def middle(self) -> float:
@@ -49,16 +49,16 @@ class Box:
 
 @dataclass(frozen=True)
 class WorkerRow:
-    """What one worker does."""
+    """One worker's row."""
 
     name: str
     y: float
     boxes: tuple[Box, ...]
-    whole: bool  # every action is a box of its own
+    whole: bool  # every action is a separate box
 
     @property
     def numbers(self) -> list[tuple[str, list[Box]]]:
-        """The numbers of pieces, by the colour that they are written in."""
+        """The numbers of micro-batches, by the colour of their text."""
         found = {
             "piece dark": [box for box in self.boxes if box.text and DARK in box.tone],
             "piece": [box for box in self.boxes if box.text and DARK not in box.tone],
@@ -95,7 +95,7 @@ class Drawing:
 
 
 def timeline_section(predicted: Timeline, measured: Timeline | None = None, note: str = "") -> Markup:
-    """A section of the page; nothing where nothing was predicted."""
+    """The section; empty if nothing was predicted."""
     return (
         render("timeline_section.html", note=note, figure=timeline_svg(predicted, measured))
         if any(predicted)
@@ -104,7 +104,7 @@ def timeline_section(predicted: Timeline, measured: Timeline | None = None, note
 
 
 def timeline_svg(predicted: Timeline, measured: Timeline | None = None) -> Markup:
-    """The picture with its legend. Both timelines begin at zero and have one axis."""
+    """The picture with its legend. Both timelines start at zero and share one axis."""
     shown = [("Predicted", predicted)] + ([("Measured", measured)] if measured is not None else [])
     longest = max(last - first for _, one in shown for first, last in [ends(one)])
     x = Scale(0.0, longest, LEFT, RIGHT)
@@ -159,11 +159,11 @@ def row(name: str, own: Sequence[ActionSpan], first: float, last: float, x: Scal
     return WorkerRow(name, y, tuple(one for one in boxes if one.width), whole)
 
 
-Stretch = tuple[Sequence[ActionSpan], float, float]  # what is done (nothing: idle), from when to when
+Stretch = tuple[Sequence[ActionSpan], float, float]  # actions (none: idle), begin, end
 
 
 def separate(own: Sequence[ActionSpan], first: float, last: float) -> Iterator[Stretch]:
-    """All that a worker does and its idle time between, without a gap."""
+    """A worker's actions and the idle time between them, without gaps."""
     at = first
     for span in own:
         if span.begin > at:
@@ -175,7 +175,7 @@ def separate(own: Sequence[ActionSpan], first: float, last: float) -> Iterator[S
 
 
 def together(own: Sequence[ActionSpan], first: float, each: float, columns: int) -> Iterator[Stretch]:
-    """The same in columns of `each` seconds, for actions that are too many; neighbours of a kind are one."""
+    """The same in columns of `each` seconds, if there are too many actions; neighbours of a kind are merged."""
     place = 0
     for kind, run in groupby(
         by_column(own, first, 1 / each if each else 0.0, columns), lambda action: action.kind if action else None
@@ -199,7 +199,7 @@ def box(spans: Sequence[ActionSpan], begin: float, end: float, x: Scale, workers
 
 
 def legend(timelines: Sequence[Timeline]) -> list[tuple[str, str]]:
-    """Classes, and what they mean."""
+    """CSS classes, and what they mean."""
     spans = [(span, len(one)) for one in timelines for own in one for span in own]
     kinds = [kind for kind in Kind if any(span.action.kind is kind for span, _ in spans)]
     several = any(span.action.chunk >= workers for span, workers in spans)

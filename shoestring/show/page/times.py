@@ -1,4 +1,4 @@
-"""The time that a run trained: planning before it, and the time that it was stopped or dead, are not part of it."""
+"""The time that a run trained, without planning and without the time that it was stopped or dead."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shoestring.runs.report import Report
 
 @dataclass(frozen=True)
 class TrainingTime:
-    """Tells seconds of training from seconds since the run's first event."""
+    """Converts seconds since the run's first event to seconds of training."""
 
-    planning: float  # seconds before training began
-    starts: tuple[float, ...]  # when each life began,
+    planning: float  # seconds before training started
+    starts: tuple[float, ...]  # when each life started,
     before: tuple[float, ...]  # and how long it had trained by then
-    trained: float  # seconds in all
+    trained: float  # total seconds of training
 
     def __call__(self, when: float) -> float:
         """
@@ -33,7 +33,7 @@ class TrainingTime:
 
 
 def clock_of(report: Report) -> TrainingTime | None:
-    """The clock of a run; None where its events do not say when training began."""
+    """The clock of a run; None if its events do not say when training started."""
     begun, last, samples = report.begun, report.last, report.curves.process
     if begun is None or last is None:
         return None
@@ -43,7 +43,7 @@ def clock_of(report: Report) -> TrainingTime | None:
     before = [0.0]
     for start, after in pairwise(starts):
         place = bisect_left(samples, after, key=itemgetter(0))
-        end = samples[place - 1][0] if place else start  # the last step of that life which counts
+        end = samples[place - 1][0] if place else start  # the last counted step of that life
         before.append(before[-1] + max(0.0, end - start))
     trained = before[-1] + max(0.0, last - begun - starts[-1])
     return TrainingTime(max(0.0, starts[0]), tuple(starts), tuple(before), trained)

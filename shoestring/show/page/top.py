@@ -1,4 +1,4 @@
-"""The top of the page: what state the run is in, where it stands, and the four figures one looks at first."""
+"""The top of the page: the run's state, its progress, and the four most important figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_FLAGS = 16
 
 @dataclass(frozen=True)
 class ProgressBar:
-    """How far it is, and how much of that is safe in a checkpoint."""
+    """Progress, and how much of it is saved in a checkpoint."""
 
     bar: Strip
     percent: str
@@ -44,7 +44,7 @@ def top(report: Report) -> Markup:
 
 
 def title(report: Report) -> Markup:
-    """What the browser's tab says.
+    """The title of the browser tab.
 
     >>> from shoestring.runs.request import Request
     >>> str(title(Report(request=Request(job="gpt", room="training"), state="running", step=3, steps=10)))
@@ -68,7 +68,7 @@ def progress(report: Report) -> ProgressBar | None:
 
 
 def saved_text(step: int, saved: int, word: str = "step") -> str:
-    """What a crash would cost, or did.
+    """What a crash would lose, or lost.
 
     >>> saved_text(30, 20), saved_text(30, 30)
     ('Saved up to step 20; 10 steps have come since.', 'Saved up to here.')

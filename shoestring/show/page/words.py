@@ -1,4 +1,4 @@
-"""What the page says, and the figures of a report that several sections say it with."""
+"""Texts and figures of a report that several sections of the page use."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def number(value: float | None) -> float | None:
 
 
 def numbers(found: Iterable[float | None]) -> list[float]:
-    """Those that are finite.
+    """The finite values among these.
 
     >>> numbers([1.0, None, float("inf"), 2])
     [1.0, 2]
@@ -47,12 +47,12 @@ def numbers(found: Iterable[float | None]) -> list[float]:
 
 
 def state_of(report: Report) -> str:
-    """One of STATES, or nothing where it is not known yet. A run whose data ended is finished; `standing` tells it apart."""
+    """One of STATES; empty if unknown. A run whose data ended counts as finished; `standing` tells the difference."""
     return "finished" if report.state == "data ended" else report.state
 
 
 def step_word(report: Report) -> str:
-    """What a run counts: steps, or what its room calls them."""
+    """What a run's steps are called, such as "round"."""
     return page_of(report).counts
 
 
@@ -62,7 +62,7 @@ def verb_of(report: Report) -> Verb:
 
 
 def flags_of(report: Report) -> Mapping[str, object]:
-    """What a run was made with: the job's arguments, and what its room was asked for."""
+    """The job's arguments and the room's options."""
     return {**report.arguments, **dict(said_by_room(report, lambda room: room.flags(report.of_room).items()))}
 
 
@@ -79,11 +79,12 @@ def warnings_in(report: Report) -> int:
     return sum(isinstance(event, Warned) for event in report.events)
 
 
-# Saying
+# Texts
 
 
 def shortened(text: str, most: int) -> str:
-    """
+    """Text shortened to `most` characters.
+
     >>> shortened("forward", 5)
     'forw…'
     """
@@ -91,7 +92,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def tidy(text: str) -> str:
-    """A tick's text without zeros that say nothing.
+    """A tick's text without superfluous zeros.
 
     >>> tidy("50.0 MiB"), tidy("5 min 0 s"), tidy("10 s"), tidy("0 B")
     ('50 MiB', '5 min', '10 s', '0')
@@ -124,7 +125,7 @@ def counted(count: int, word: str) -> str:
 
 
 def clock(when: float | None, now: float = -1.0) -> str:
-    """The time of day; with the day if it is not that of `now`."""
+    """The time of day; with the date if it is not that of `now`."""
     if when is None or not 0 <= when < 4e9:
         return NONE
     there = time.localtime(when)
@@ -140,11 +141,11 @@ def loss_text(loss: float) -> str:
     return f"{loss:#.4g}"
 
 
-# Where it stands
+# Progress
 
 
 def job_text(report: Report) -> Markup:
-    """What the job is called.
+    """The job's name.
 
     >>> from shoestring.runs.request import Request
     >>> str(job_text(Report(request=Request(job="jobs/gpt.py")))), str(job_text(Report()))
@@ -154,17 +155,17 @@ def job_text(report: Report) -> Markup:
 
 
 def step_seconds(report: Report) -> float | None:
-    """Seconds of the median step: the one speed that a page tells. Before it is a measured figure, it is that of the last steps."""
+    """Seconds of the median step: the one speed that the page shows. Until it is measured, that of the last steps."""
     return number(report.measured.get("step_seconds")) or time_left.pace(lately(report))
 
 
 def lately(report: Report) -> list[float]:
-    """Seconds of the last steps, as many as are asked for how fast it is."""
+    """Seconds of the recent steps that determine the present speed."""
     return numbers(report.curves.seconds[-time_left.RECENT - time_left.YOUNG :])
 
 
 def seconds_left(report: Report) -> float | None:
-    """Seconds until the last step is done, as the terminal says it too."""
+    """Seconds until the last step is done; the terminal shows the same."""
     done = [(one.step, one.seconds) for one in report.events if isinstance(one, Validated)]
     return time_left.time_left(report.step, report.steps, lately(report), done)
 
@@ -174,7 +175,7 @@ def share_done(report: Report) -> float | None:
 
 
 def rate_unit(per_second: float, word: str = "step") -> tuple[float, str]:
-    """How many of these fit a second, and what to call them, so that the rate is not a tiny number.
+    """Seconds per unit and the unit's name, chosen so that the rate is not a tiny number.
 
     >>> rate_unit(3.2), rate_unit(0.02, "round")
     ((1.0, 'steps/s'), (60.0, 'rounds/min'))

@@ -1,8 +1,9 @@
 """Watch runs in a browser, live.
 
-    run folder  ->  follow (events read on, story, page)  ->  server (web/: who may look)  ->  browser
+    run folder  ->  follow (reads events, draws the page)  ->  server (web/: access control)  ->  browser
 
-The page is drawn here and sent when it changed. Nothing is read or drawn unless somebody looks. No torch.
+The page is drawn here and sent whenever it changed. Nothing is read or drawn while nobody is looking. Does not import
+torch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 def serve(
     paths: Sequence[Path], host: str = "127.0.0.1", port: int = 0, ready: Callable[[str], object] = lambda url: None
 ) -> None:
-    """Serve the page of runs, or of folders of runs, until asked to end; ready(url) is called once it can be opened."""
+    """Serve the page of runs, or of folders of runs, until asked to stop; ready(url) is called once it can be opened."""
     import threading
 
     from shoestring.core.signals import listening
@@ -27,7 +28,7 @@ def serve(
     with WatchServer(Watch(paths), host, port) as server:
 
         def end(number: int, frame: Any) -> None:
-            threading.Thread(target=server.shutdown).start()  # it waits for the loop below, so not from here
+            threading.Thread(target=server.shutdown).start()  # it waits for the loop below, so it needs another thread
 
         with listening(end):
             ready(server.url)

@@ -1,10 +1,10 @@
-"""Runs as they are now: their folders are read as they grow, and drawn when there is news.
+"""Runs as they are now: their folders are read as they grow, and redrawn when there is news.
 
-Nothing is read or drawn unless somebody looks. A run is looked at once a second and drawn at most every two, less often if
-drawing it takes long, so that watching takes less than half a percent of one core from what is trained.
+Nothing is read or drawn while nobody is looking. A run is checked once a second and redrawn at most every two seconds,
+less often if drawing takes long, so that watching takes less than half a percent of a core from the training.
 
-Reading may take long (a million events) or for ever (a disk that is gone), so nobody who asks for a page does it: a thread does, and what
-was last drawn is shown if it is not done soon. Every run has a lock of its own.
+Reading may take long (a million events) or forever (a disk that is gone), so requests do not read: a thread does, and
+the last drawing is shown if it does not finish soon. Every run has its own lock.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from shoestring.show.page.top import title
 from shoestring.show.page.words import state_of
 from shoestring.show.watch.places import check, is_run
 
-LOOK, DRAW, SELDOM = 1.0, 2.0, 60.0  # seconds between looks, between drawings, and at most between drawings
-QUIET = 30.0  # seconds after which a run that goes on is drawn without news: it may hang
-SHARE = 0.004  # of one core that drawing a run may take
-PATIENCE = 5.0  # seconds that a request waits for what is read
+LOOK, DRAW, SELDOM = 1.0, 2.0, 60.0  # seconds between checks, between drawings, and at most between drawings
+QUIET = 30.0  # seconds without news after which a running run is redrawn anyway: it may hang
+SHARE = 0.004  # largest fraction of a core for drawing one run
+PATIENCE = 5.0  # seconds that a request waits for reading
 
 
 class View(NamedTuple):
-    """Something to look at: what stands inside <main>, and a mark that changes with it."""
+    """The inside of <main>, and a mark that changes with it."""
 
     title: str
     content: Markup
@@ -44,28 +44,29 @@ class View(NamedTuple):
 
 
 class Signs(NamedTuple):
-    """What shows without reading that there is news of a run; `lock` also says when to ask who holds it."""
+    """Signs of news that can be seen without reading; `lock` tells when to ask who holds the lock."""
 
     events: tuple[int, int]  # inode, bytes
-    files: tuple[int, ...]  # when run.json, plan.json and report.json were written
+    files: tuple[int, ...]  # modification times of run.json, plan.json and report.json
     lock: int  # when somebody last took the lock
     holder: int | None
 
 
 class FollowedRun:
-    """A run, and what was last drawn of it."""
+    """A run, and its last drawing."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path = name, path
         self.fold = History()
         self.signs: Signs | None = None
-        self.looked = self.due = self.drawn = float("-inf")  # when it was looked at, may be drawn again, was drawn
-        self.turn = Lock()  # of who looks
+        self.looked = self.due = self.drawn = float("-inf")  # when it was last checked, may be redrawn, was last drawn
+        self.turn = Lock()  # held by the thread that checks
         self.state = ""
         self.show(Report(path, text="This run is being read …"))
 
     def look(self, now: float) -> None:
-        """Draw the run again if there is news, and it is time or the news is more than another step; one at a time does."""
+        """Redraw the run if there is news and it is time, or if the news is more than another step; one thread at a
+        time."""
         never = self.drawn == float("-inf")
         if not self.turn.acquire(timeout=PATIENCE if never else 0):
             return
@@ -91,11 +92,11 @@ class FollowedRun:
         self.due = now + min(max(DRAW, seconds / SHARE), SELDOM)
 
     def seen(self) -> Signs:
-        lock = changed(self.path / "lock")
+        lock = modified_at(self.path / "lock")
         before = self.signs
-        # Asking takes the lock for an instant if nobody has it, so a free one is asked about only after it was taken.
+        # Asking takes a free lock for an instant, so a free lock is only asked about after somebody took it.
         free = before is not None and before.holder is None and before.lock == lock
-        files = tuple(changed(self.path / name) for name in ("run.json", "plan.json", "report.json"))
+        files = tuple(modified_at(self.path / name) for name in ("run.json", "plan.json", "report.json"))
         try:
             found = os.stat(self.path / NAME)
             size = (found.st_ino, found.st_size)
@@ -104,7 +105,7 @@ class FollowedRun:
         return Signs(size, files, lock, None if free else holder(self.path))
 
     def draw(self) -> float:
-        """Draw what is known now; returns the seconds of computing that doing it again would take."""
+        """Draw the present state; returns the seconds of CPU time that another drawing would take."""
         whole, before = self.fold.offset == 0, time.thread_time()
         self.fold.read(self.path)
         before = time.thread_time() if whole else before
@@ -114,7 +115,7 @@ class FollowedRun:
         except Exception as error:  # whatever is wrong with this run, the others go on
             told = Report(self.path, text=f"This run can't be read: {error!s}")
             self.show(told)
-        if told.pid is None:  # nothing is expected of it: what it takes in memory is only what was drawn
+        if told.pid is None:  # it has ended: keep only what was drawn in memory
             self.fold = History()
         return time.thread_time() - before
 
@@ -125,7 +126,7 @@ class FollowedRun:
 
 
 class Watch:
-    """All runs that are watched. Tabs share what is drawn."""
+    """All watched runs. Browser tabs share the drawings."""
 
     def __init__(self, paths: Sequence[Path], clock: Callable[[], float] = time.monotonic) -> None:
         self.paths, self.clock, self.turn = list(paths), clock, Lock()
@@ -133,11 +134,11 @@ class Watch:
         self.searched = float("-inf")
         for path in paths:
             check(path)
-        prepare()  # its cost must not count as that of drawing a run, which says how often it is drawn
+        prepare()  # its cost must not count as that of drawing a run, which limits how often it is drawn
         self.search()
 
     def search(self) -> None:
-        """Find runs that came or went in the folders given; one at a time does."""
+        """Find runs that appeared or disappeared in the given folders; one thread at a time."""
         if not self.turn.acquire(blocking=False):
             return
         try:
@@ -168,12 +169,12 @@ class Watch:
         return View(f"{len(followed)} runs · shoestring", html, mark(html))
 
     def curves(self, name: str) -> str | None:
-        """The lines of a run as they were last drawn, as JSON; None if there is no such run."""
+        """The lines of a run as last drawn, as JSON; None if there is no such run."""
         followed = self.asked_for(name)
         return followed[0].curves if followed else None
 
     def look(self, name: str | None) -> None:
-        """Read and draw what is asked for; last what another thread is reading now."""
+        """Read and draw what is requested; last the run that another thread is reading now."""
         self.search()
         for one in sorted(self.asked_for(name), key=lambda one: one.turn.locked()):
             one.look(self.clock())
@@ -184,25 +185,25 @@ class Watch:
 
 
 def runs_in(path: Path) -> Iterator[Path]:
-    """The run a folder is, or the runs it holds, newest first."""
+    """The run in a folder, or the runs in its subfolders, newest first."""
     path = path.resolve()
     if is_run(path):
         yield path
         return
     try:
         found = [one for one in path.iterdir() if is_run(one)]
-    except OSError:  # it is gone, or may not be read any more
+    except OSError:  # gone, or unreadable
         return
-    yield from sorted(found, key=lambda one: (-changed(one / "run.json"), one.name))
+    yield from sorted(found, key=lambda one: (-modified_at(one / "run.json"), one.name))
 
 
 def name_of(path: Path) -> str:
-    """What to call a run: its folder's name, as text that can be sent."""
+    """A run's name: its folder's name, as valid text."""
     return os.fsencode(path.name or "run").decode(errors="replace")
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """A name nobody has.
+    """A name that is not taken.
 
     >>> unique("gpt", {"gpt", "gpt-2"})
     'gpt-3'
@@ -211,8 +212,8 @@ def unique(name: str, taken: set[str]) -> str:
     return next(one for one in names if one not in taken)
 
 
-def changed(path: Path) -> int:
-    """When a file was last written, in nanoseconds; 0 if it is not there."""
+def modified_at(path: Path) -> int:
+    """Modification time of a file in nanoseconds; 0 if it does not exist."""
     try:
         return os.stat(path).st_mtime_ns
     except OSError:

@@ -1,4 +1,5 @@
-"""What can be watched: the folder of a run, or a folder of such folders. Nothing heavy is imported: a wrong name is told of at once."""
+"""What can be watched: a run's folder, or a folder of such folders. Imports nothing heavy, so a wrong name is reported
+at once."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def is_run(path: str | Path) -> bool:
-    """Whether a folder is that of a run."""
+    """Whether a folder is a run's."""
     return os.path.isfile(os.path.join(path, "run.json"))
 
 
 def check(path: str | Path) -> None:
-    """Refuse what can't be watched."""
+    """Refuse a path that can't be watched."""
     if not os.path.exists(path):
         raise Mistake(f"there is no {path}: give the folder of a run, as `shoestring train` prints it")
     if not os.path.isdir(path):

@@ -1,10 +1,7 @@
-"""The server behind a watched page: five addresses, only ever read.
+"""The server of a live page: five addresses, all read-only.
 
-/            the run, or the overview if there are several
-/run/NAME    one run
-/events      what stands inside the page, sent each time it changed (?run=NAME for one run)
-/curves      the lines of a run as JSON (?run=NAME)
-/healthz     ok (of every server of ours)
+/ the run, or the overview if there are several /run/NAME one run /events the inside of the page, sent each time it
+changes (?run=NAME for one run) /curves the lines of a run as JSON (?run=NAME) /healthz ok (as on every server of ours)
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ class WatchHandler(web.GuardedHandler):
         return self.answer(200, found, "application/json")
 
     def stream(self, name: str | None, seen: str) -> None:
-        """Send the page each time it changed, until the browser or this server goes."""
+        """Send the page each time it changed, until the browser or this server ends."""
         if self.server.watch.view(name) is None:
             return self.answer(404, "There is no such run here. " + self.home)
         self.begin(200, "text/event-stream; charset=utf-8")

@@ -1,4 +1,4 @@
-"""shoestring doctor: looks at this machine and measures it anew."""
+"""shoestring doctor: inspects this machine and measures it anew."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(asked: DoctorCommand, call: Call) -> int:
 
 
 def missing() -> list[str]:
-    """What could be installed, and what for."""
+    """Optional packages that are missing, and what they are needed for."""
     from shoestring.core.extras import EXTRAS
     from shoestring.training.memory.allocator import LIBRARIES, library
 
@@ -55,13 +55,13 @@ def missing() -> list[str]:
 
 
 def rows(found: Hardware) -> list[list[str]]:
-    """What was found, for a person."""
+    """The findings as rows of a table."""
     import time
 
     from shoestring.core.units import bytes_text
     from shoestring.measure.probe import QUIET
 
-    again = "; the machine was busy, so it is measured again when it is quieter" if found.busy > QUIET else ""
+    again = "; the machine was busy, so it will be measured again when it is quieter" if found.busy > QUIET else ""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.when))
     variables = ", ".join(f"{one}={value}" for one, value in found.environment.items())
     return [

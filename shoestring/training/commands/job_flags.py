@@ -1,4 +1,4 @@
-"""What commands of a job share: its file and flags, the job that they make, and a plan for it."""
+"""Shared by commands that take a job: its file and flags, the job made from them, and a plan for it."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from shoestring.training.options import PlanOptions
     from shoestring.training.plan import TrainingOutcome, TrainingPlan
 
-ROOM = "shoestring.training.execution.job_planning"  # what commands of training import
+ROOM = "shoestring.training.execution.job_planning"  # the module imported by commands of training
 
-# path: of the job's file; flags: values of the job's own flags
+# path: of the job file; flags: values of the job's own flags
 AskedJob = namedtuple("AskedJob", ["path", "flags"])
 
 
 def asked_job(call: Call, job: str, course: Mapping[str, Any]) -> AskedJob:
-    """The job that a command names, checked as far as that is possible without importing anything heavy. `course`: steps, epochs and seed
-    as they were given, which are among the job's flags from here on."""
+    """The job that a command names, checked as far as possible without heavy imports. `course`: the given steps, epochs
+    and seed, which are added to the job's flags."""
     from shoestring.core.suggest import nearest
     from shoestring.jobfile import job_path, parsed_flags
 
     if not os.path.exists(job) and call.words[:1] and (meant := nearest(call.words[0], call.own_flags)):
-        # its value now looks like the job
+        # its value looks like the job
         raise Mistake(f"{call.words[0]!r} is no option of this command; did you mean {meant}?")
     file = job_path(job)
     words = [*call.words, *(f"--{name}={value}" for name, value in course.items())]
@@ -46,7 +46,7 @@ def asked_job(call: Call, job: str, course: Mapping[str, Any]) -> AskedJob:
 
 
 def refuse_ambiguous(call: Call, file: str) -> None:
-    """Refuse a flag that could be the command's and the job's."""
+    """Refuse a flag that could belong to the command or to the job."""
     from shoestring.jobfile import OF_EVERY_JOB, flags_of
 
     for flag in flags_of(file):
@@ -58,8 +58,8 @@ def refuse_ambiguous(call: Call, file: str) -> None:
 
 
 def loaded(call: Call, path: Path, flags: dict[str, Any], room: str = ROOM, silent: bool = False) -> Job:
-    """The job; `room`: what the command will import anyway, with torch, and is imported now, when that is quickest; `silent`: what it
-    prints is not shown, because a worker makes it again."""
+    """The job. `room`: a module that the command will import anyway, imported now together with torch, which is
+    quickest; `silent`: hide what the job prints, because a worker makes it again."""
     from importlib import import_module
 
     from shoestring.core.imports import WithoutGarbageCollection
@@ -80,7 +80,8 @@ def loaded(call: Call, path: Path, flags: dict[str, Any], room: str = ROOM, sile
 
 
 def check_flags(folder: str, path: Path, flags: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse flags of a run, or of node 0, that the user did not give here and that could name a file, or can't be."""
+    """Refuse flags of a run, or from node 0, that the user did not give here and that could name a file or have an
+    impossible value."""
     from pathlib import Path
 
     if set(flags) - set(given):
@@ -90,7 +91,8 @@ def check_flags(folder: str, path: Path, flags: Mapping[str, Any], given: Mappin
 
 
 class JobLoader:
-    """Makes the job of a file, once for the same flags. `given`: flags of this command; others are those of the `run` that goes on."""
+    """Makes the job of a file, once per set of flags. `given`: flags of this command; the others are those of the
+    resumed `run`."""
 
     def __init__(
         self, call: Call, asked: AskedJob, run: str | Path | None, room: str = ROOM, silent: bool = False
@@ -106,7 +108,7 @@ class JobLoader:
         return self.made[0][1]
 
     def resolve(self, flags: Mapping[str, Any]) -> Resolved:
-        """The arguments that the job is made with, and the local modules that it has imported."""
+        """The arguments of the job and the local modules it has imported."""
         from shoestring.jobfile import resolved_arguments
         from shoestring.runs.modules import imported_modules
         from shoestring.runs.resume import Resolved
@@ -118,7 +120,7 @@ class JobLoader:
 def plan_for(
     call: Call, job: Job, asked: PlanOptions, workers: Team, hardware: str | Path | None = None, silent: bool = False
 ) -> TrainingOutcome:
-    """What planning found, or the saved plan that is replayed."""
+    """The planner's outcome, or the saved plan that is replayed."""
     from pathlib import Path
 
     from shoestring.planning.plan import Outcome
@@ -131,13 +133,13 @@ def plan_for(
         plan = load_plan(Path(asked.plan))
         check_from_file(job, plan, asked.exact, workers, silent)
         return Outcome(plan)
-    # What the job says meanwhile is overheard; what we say is said aloud
+    # The job's own output is shown once and apart from our messages
     with telling(call) as doing, overheard(silent) as aloud:
         return plan_job(job, asked, workers.world, workers.devices, hardware=hardware, on_progress=aloud(doing))
 
 
 def check_from_file(job: Job, plan: TrainingPlan, exact: str | None, workers: Team, silent: bool) -> None:
-    """Refuse a plan that was read from a file and can't be used for a job."""
+    """Refuse a plan from a file that can't be used for a job."""
     if not plan.techniques:
         return
     from shoestring.processes.chatter import overheard

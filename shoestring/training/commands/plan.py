@@ -1,4 +1,4 @@
-"""shoestring plan: what would it take."""
+"""shoestring plan: show the best plan for a job and a budget."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(asked: PlanCommand, call: Call) -> int:
 
 
 def weights_note(job: Job) -> str:
-    """What of the files that the job's weights come from is taken and what not; empty if that is all of it."""
+    """Which of the job's weights come from its files and which do not; empty if all do."""
     if not job.weights:
         return ""
     from shoestring.runs.export import model_of

@@ -1,4 +1,4 @@
-"""What the person in front of the terminal sees of a run while it trains."""
+"""Terminal output while a run trains."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def telling(call: Call, clock: Callable[[], float] | None = None) -> Iterator[Callable[[str, float | None], None]]:
-    """While inside, what planning is doing is told, for how long it has been at it, and how long it took the last time. In a log, it is
-    told again every ten seconds."""
+    """While inside, report what planning is doing, for how long, and how long it took the last time. In a log, every
+    ten seconds."""
     import time
 
     now = clock or time.monotonic
@@ -38,7 +38,7 @@ def telling(call: Call, clock: Callable[[], float] | None = None) -> Iterator[Ca
         so_far = now() - begun
         of = f" of about {about(expected)}" if expected and so_far < expected else " so far"
         passed = f", {about(so_far)}{of}" if so_far > 1 else f", about {about(expected)}" if expected else ""
-        text = f"planning{passed}: {what} …"  # the time first: the end may be cut
+        text = f"planning{passed}: {what} …"  # the time first, because the end may be cut
         width = screen(line.stream).width
         line.show(text if width is None else text[: width - 1])
         ticker.said()
@@ -51,7 +51,7 @@ def telling(call: Call, clock: Callable[[], float] | None = None) -> Iterator[Ca
 
 
 class Shower:
-    """Shows the events of a run. What it needs of the past, a run that goes on has in its folder."""
+    """Shows the events of a run. Earlier events of a resumed run are in its folder."""
 
     def __init__(self, call: Call, line: MovingLine, job: Job, held: OpenedRun, ticker: Ticker) -> None:
         from shoestring.runs.history import History
@@ -61,12 +61,12 @@ class Shower:
 
         history = History().read(held.folder.path)
         self.call, self.line, self.budget, self.job = call, line, held.request.memory, job
-        self.steps = job.steps if not job.epochs else 0  # in all; 0: nobody knows
+        self.steps = job.steps if not job.epochs else 0  # total; 0: unknown
         self.seconds = list(history.steps.seconds)
         self.validations = [(one.step, one.seconds) for one in history.validated]
         self.metrics = dict(history.validated[-1].metrics) if history.validated else {}
-        self.rounds = list(history.steps.epoch)  # of the data, that were over after every step
-        self.told: ProgressLine | None = None  # what the line says
+        self.rounds = list(history.steps.epoch)  # completed epochs after every step
+        self.told: ProgressLine | None = None  # the data of the progress line
 
     def __call__(self, event: Event) -> None:
         from dataclasses import replace
@@ -93,7 +93,7 @@ class Shower:
             del (
                 self.seconds[event.step :],
                 self.rounds[event.step :],
-            )  # what was done after the last checkpoint is done again
+            )  # steps after the last checkpoint are done again
             self.validations = [one for one in self.validations if one[0] <= event.step]
             if event.step:
                 of = f" of {event.steps}" if event.steps else ""
@@ -104,8 +104,8 @@ class Shower:
             self.line.say(text)
 
     def stepped(self, event: Stepped) -> None:
-        """The line moves with every step; on a pipe, every tenth or every hundredth part of the run has its own, whichever are fewer, and
-        a step that ends ten seconds after the last line."""
+        """Update the line after every step. On a pipe, print a line every ten steps or every hundredth of the run,
+        whichever is rarer, and for a step that ends ten seconds after the last line."""
         from shoestring.runs.time_left import time_left
         from shoestring.show.terminal import ProgressLine
 
@@ -141,7 +141,7 @@ class Shower:
 
 
 def validation_text(step: int, metrics: Mapping[str, float | None], best: bool) -> str:
-    """What a validation found, in a line."""
+    """The result of a validation in one line."""
     from shoestring.show.terminal import number_text
 
     found = ", ".join(f"{name} {number_text(value)}" for name, value in metrics.items())

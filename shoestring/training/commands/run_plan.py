@@ -1,4 +1,4 @@
-"""The plan of a run that `train` begins or goes on with: the one it keeps, a new one, or one made after memory ran out."""
+"""The plan of a run that `train` starts or resumes: the stored one, a new one, or one made after memory ran out."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from shoestring.training.plan import TrainingOutcome, TrainingPlan
 
 
-def unplaced(chosen: TrainingPlan, world: int) -> str:
-    """Why so many workers can't carry out a plan; empty if they can."""
+def why_unplaced(chosen: TrainingPlan, world: int) -> str:
+    """Why this number of workers can't execute a plan; empty if it can."""
     from shoestring.training.group_technique import axes_not_united, mesh_sizes
 
     try:
@@ -34,8 +34,8 @@ def unplaced(chosen: TrainingPlan, world: int) -> str:
 
 
 def request_without_workers(folder: Folder, request: Request, reason: str, world: int) -> Request:
-    """The request without the techniques that place workers: they were for another number of them. The run goes on from its
-    checkpoint, which is that of one process."""
+    """The request without the techniques that arrange workers, which were for another number of them. The run continues
+    from its checkpoint, which is that of one process."""
     from dataclasses import replace
 
     from shoestring.core.technique import parsed, text
@@ -58,7 +58,7 @@ def request_without_workers(folder: Folder, request: Request, reason: str, world
 
 
 def following_plan(asked: PlanOptions, job: Job, folder: Folder, exact: str | None, workers: Team) -> TrainingPlan:
-    """The plan that was made when the run was out of memory; it is the run's from now on."""
+    """The plan that was made after the run ran out of memory; from now on it is the run's plan."""
     from shoestring.runs.event import Adopted
     from shoestring.runs.events import note
     from shoestring.runs.session import kept_plan
@@ -82,7 +82,7 @@ def following_plan(asked: PlanOptions, job: Job, folder: Folder, exact: str | No
 def new_plan(
     asked: PlanOptions, call: Call, job: Job, folder: Folder, request: Request, workers: Team
 ) -> TrainingOutcome:
-    """Plan for what a run asks for."""
+    """Make a plan for a run's request."""
     from dataclasses import replace
 
     from shoestring.core.budget import Budget
@@ -107,7 +107,7 @@ def new_plan(
 
 
 def require_means(chosen: TrainingPlan, workers: Team, folder: Path) -> None:
-    """Refuse a plan that these workers, or this disk, can't carry out."""
+    """Refuse a plan that these workers, or this disk, can't execute."""
     from shoestring.training.group_technique import uniting
     from shoestring.training.memory.disk_store import require_room
 
@@ -116,7 +116,7 @@ def require_means(chosen: TrainingPlan, workers: Team, folder: Path) -> None:
             f"{chosen} is a plan for one worker, with nothing that unites {workers.world}: they would train apart; plan for them "
             f"(--devices without --plan, --fresh in a folder that has a plan), or train with one"
         )
-    if reason := unplaced(chosen, workers.world):
+    if reason := why_unplaced(chosen, workers.world):
         raise Mistake(
             f'{reason}: they would train apart; add --use "DataParallel()", or give as many --devices as the plan has places'
         )
@@ -126,7 +126,7 @@ def require_means(chosen: TrainingPlan, workers: Team, folder: Path) -> None:
 
 
 def after_memory_ran_out(call: Call, workers: Team, job: Job, held: Session, chosen: TrainingPlan, why: str) -> str:
-    """Plan again with what was measured; gives what to tell the user."""
+    """Plan again, using what was measured; returns the message for the user."""
     from shoestring.core.units import bytes_text
     from shoestring.measure.process import memory_free
     from shoestring.runs.checkpoints import newest_good
@@ -155,7 +155,7 @@ def after_memory_ran_out(call: Call, workers: Team, job: Job, held: Session, cho
         smaller = int(min(0.9, predicted / most) * min(budget, most))
         asked = PlanOptions(memory=smaller, inexact=held.request.inexact, exact=held.request.exact)
         outcome = plan_job(job, asked, devices=workers.world, here=workers.devices)
-    except (Mistake, OverBudget) as error:  # nothing fits, or planning, which trains a few steps, met the same
+    except (Mistake, OverBudget) as error:  # nothing fits, or planning, which trains a few steps, ran out of memory too
         return f"{said}; planning again led to nothing: {error}"
     held.folder.write("plan-next.json", outcome.as_json())
     return (

@@ -1,4 +1,5 @@
-"""shoestring train: run a plan in a folder, go on with it after whatever ended it, and show predicted beside measured."""
+"""shoestring train: execute a plan in a run folder, resume it after any interruption, and show predicted and measured
+figures."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def run(asked: TrainCommand, call: Call) -> int:
 
 
 def train_in_folder(asked: TrainCommand, call: Call, given: AskedJob) -> int:
-    """Train the job of a file with these flags, and keep the run."""
+    """Train the job of a file with these flags, in a run folder."""
     _, workers = asked.run.cadence, asked.workers.team(os.environ)
     from pathlib import Path
 
@@ -55,7 +56,7 @@ def train_in_folder(asked: TrainCommand, call: Call, given: AskedJob) -> int:
         room="training",
     )
     if workers.nodes is not None and workers.nodes.rank:
-        return followed(asked, call, given.path, wanted, workers)
+        return follow_leader(asked, call, given.path, wanted, workers)
     with rendezvous_of(workers) as rendezvous:
         loader = JobLoader(call, given, asked.run.run, silent=True)
         held = opened(
@@ -81,7 +82,7 @@ def train_in_folder(asked: TrainCommand, call: Call, given: AskedJob) -> int:
 
 
 def rendezvous_of(workers: Team) -> AbstractContextManager[Rendezvous | None]:
-    """Where other machines come to, if there are some: open before the plan is made, so that they can wait for it."""
+    """The rendezvous for other machines, if there are any; opened before planning, so that they can wait for the plan."""
     if workers.nodes is None:
         from contextlib import nullcontext
 
@@ -92,8 +93,8 @@ def rendezvous_of(workers: Team) -> AbstractContextManager[Rendezvous | None]:
 
 
 def check_invited(asked: TrainCommand, path: Path, task: TrainTask, given: Mapping[str, Any]) -> None:
-    """Refuse files that node 0 names and the user of this machine did not: by text of a flag or of a technique. The folder of the run is
-    node 0's, whose address the user gave, unless --run says another."""
+    """Refuse files that node 0 names in flags or techniques, unless this machine's user named them too. The run's
+    folder is node 0's, whose address the user gave, unless --run gives another."""
     from pathlib import Path
 
     from shoestring.training.commands.job_flags import check_flags
@@ -111,8 +112,8 @@ def check_invited(asked: TrainCommand, path: Path, task: TrainTask, given: Mappi
     check_paths(techniques_of(task.techniques), asked.plan.written or (), "node 0")
 
 
-def followed(asked: TrainCommand, call: Call, path: Path, wanted: Request, workers: Team) -> int:
-    """Train on a machine that does not lead: node 0 plans, keeps the run and tells of it."""
+def follow_leader(asked: TrainCommand, call: Call, path: Path, wanted: Request, workers: Team) -> int:
+    """Train on a machine other than node 0: node 0 plans, stores the run and reports."""
     from dataclasses import replace
     from pathlib import Path
 

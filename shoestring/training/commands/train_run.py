@@ -1,4 +1,4 @@
-"""What `shoestring train` does in a session: plan, train in a worker process or a group of them, and report."""
+"""The session of `shoestring train`: plan, train in one or several worker processes, report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from shoestring.training.commands.run_plan import (
     new_plan,
     request_without_workers,
     require_means,
-    unplaced,
+    why_unplaced,
 )
 from shoestring.training.evidence.tasks import Position, specs_of
 from shoestring.training.execution.batch_sizes import expected_batches
@@ -61,8 +61,8 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
     session: Session
     loader: JobLoader
     workers: Team
-    rendezvous: Rendezvous | None  # where other machines come to
-    request: Request = field(init=False)  # what is planned for
+    rendezvous: Rendezvous | None  # where other machines wait, if there are any
+    request: Request = field(init=False)  # the request that is planned for
 
     def __post_init__(self) -> None:
         self.adopt, self.request = self.asked.run.adopt, self.session.request
@@ -79,14 +79,14 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
     def accept(self, kept: TrainingPlan) -> TrainingPlan | None:
         if self.asked.replan:
             return self.following_plan()
-        if reason := unplaced(kept, self.workers.world):
+        if reason := why_unplaced(kept, self.workers.world):
             self.request = request_without_workers(self.session.folder, self.request, reason, self.workers.world)
             say(self.call, f"{reason}: planning again, for these workers")
             return None
         check_paths(kept.techniques, self.asked.plan.written or (), self.session.folder.path / "plan.json")
         check_together(
             kept.techniques
-        )  # the rest was checked when the run was begun; no need to look at the data again
+        )  # the rest was checked when the run was started; no need to inspect the data again
         return kept
 
     def following_plan(self) -> TrainingPlan:
@@ -99,7 +99,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
 
     def chosen(self, outcome: TrainingOutcome) -> None:
         (self.session.folder.path / "plan-next.json").unlink(missing_ok=True)
-        if not self.call.json and outcome.plain is not None:  # a log has it before training begins
+        if not self.call.json and outcome.plain is not None:  # so that a log has it before training starts
             print(training_outcome_text(outcome, screen(sys.stdout)), "", sep="\n", flush=True)
 
     # Training
@@ -132,7 +132,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
         )
 
     def shown(self, task: TrainTask, job: Job, plan: TrainingPlan) -> TrainResult:
-        """Train, and show what happens meanwhile."""
+        """Train, and show the events."""
         board = Board(self.session.folder.path) if self.asked.tensorboard else None
         line = MovingLine()
         ticker = Ticker(line.say)
@@ -166,7 +166,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
                 board.close()
 
     def invite(self, task: TrainTask) -> None:
-        """Hand the task to the machines that came to the rendezvous."""
+        """Send the task to the machines at the rendezvous."""
         if self.rendezvous is None:
             return
         assert task.recording is not None, "the command trains in a folder"
@@ -179,6 +179,6 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
 
 
 def say_stopping() -> None:
-    """Written past Python's own stream, which may be in the middle of a line when the signal comes."""
+    """Written past Python's stream, which may be in the middle of a line when the signal arrives."""
     with suppress(OSError):
         os.write(sys.stderr.fileno(), b"\nstopping after this step, with a checkpoint; once more to stop at once\n")

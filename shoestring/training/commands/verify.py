@@ -1,4 +1,4 @@
-"""shoestring verify: plain training and the plan side by side."""
+"""shoestring verify: compare plain training with a plan."""
 
 from __future__ import annotations
 

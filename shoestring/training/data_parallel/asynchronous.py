@@ -95,8 +95,8 @@ class Asynchronous(GroupTechnique):
         return data_parallel_refusal(ledger)
 
     def drift(self, ledger: Ledger) -> float:
-        """One step makes as many updates as workers compute, each at the full rate: weights go up to so many times as
-        far."""
+        """One step makes as many updates as there are computing workers, each at the full rate, so weights may move
+        that many times as far."""
         return float(ledger.workers.world) + mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
@@ -141,8 +141,7 @@ class Asynchronous(GroupTechnique):
 
 
 class WorkQueue:
-    """Hands out parts of batches in order to whoever asks, and weights only while no gradient can get too stale by
-    that."""
+    """Hands out parts of batches in order, and weights only while no gradient can become too stale."""
 
     def __init__(self, delay: int) -> None:
         self.delay = delay

@@ -1,8 +1,7 @@
-"""What a worker keeps back of its gradients until the next message: error feedback (numerics/error_feedback.py).
+"""Error feedback for gradients: what a worker's message left out is added to its next one (numerics/error_feedback.py).
 
-Without it, what is left out may be left out for ever (tests/training/data_parallel/test_gradient_codecs.py: top-k
-never arrives; with it, it does).
-Lin et al.: Deep Gradient Compression, 2018, arXiv 1712.01887 (its momentum correction is not here).
+Without it, small gradients may never be sent at all (tests/training/data_parallel/test_gradient_codecs.py shows this
+for top-k). Lin et al.: Deep Gradient Compression, 2018, arXiv 1712.01887 (its momentum correction is not implemented).
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from shoestring.training.links.process_link import gather_named_tensors, own_nam
 
 
 class ErrorFeedback(RunState):
-    """What one worker keeps back of each bucket: 4 bytes a number.
+    """The error that one worker keeps for each bucket: 4 bytes per number.
 
-    It belongs to that worker: a run whose workers stand otherwise when it goes on loses what was kept back and begins at
-    zero. Where what was owed is not finite, nothing is kept; a step that is skipped loses what it sent.
+    It belongs to that worker: if a run is resumed with another arrangement of workers, it is lost and starts at zero.
+    If the sum of gradient and error is not finite, no error is kept; a skipped step loses what it sent.
     """
 
     def __init__(self, mesh: Mesh | None = None) -> None:
@@ -31,13 +30,13 @@ class ErrorFeedback(RunState):
         self.rest: dict[str, Tensor] = {}
 
     def owed(self, bucket: str, gradient: Tensor) -> Tensor:
-        """The gradient and what was kept back. Whoever sends of it subtracts that from it; the rest is then kept."""
+        """The gradient plus the kept error. The caller subtracts what it sends; the rest is kept."""
         if bucket not in self.rest:
             self.rest[bucket] = torch.zeros_like(gradient)
         return self.rest[bucket].nan_to_num_(0.0, 0.0, 0.0).add_(gradient)
 
     def encode(self, bucket: str, gradient: Tensor, codec: Codec, into: Tensor) -> None:
-        """The message of what is owed."""
+        """Encode gradient plus kept error as a message, and keep what the message leaves out."""
         encode_and_keep(codec, self.owed(bucket, gradient), into)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,12 +1,13 @@
-"""Codecs: gradients as shorter messages. Of n float32 numbers in 4 n bytes remain
+"""Codecs: shorter messages for gradients. Bytes for n float32 numbers, which take 4 n uncompressed:
 
     CastCodec(fp16), CastCodec(bf16)   2 n                              half
     Int8                     n + 4 n / 1024                   a quarter
     TopKCodec(share)              4 share n + 4 n / 32768          at 1 % a hundredth
 
-How long a message is follows from n alone, so traffic is known before anything is sent. It is a whole number of 4 bytes, so that
-messages can stand one after another, and the same numbers give the same bytes. None is exact: what a message leaves
-out is kept for the next one (feedback). What is not finite stays so, in its place or all over its block: a loss scale must see it.
+A message's length depends on n alone, so traffic is known in advance. It is a multiple of 4 bytes, so that messages can
+be concatenated. The same numbers give the same bytes. No codec is exact: what a message leaves out is added to the next
+one (error feedback). NaN and infinity stay non-finite, in place or in their whole block, because a loss scale must see
+them.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from shoestring.numerics.top_k import top_k_places
 
 
 class Codec(Protocol):
-    """Bounds are those of numbers above 1e-38: below, float32 itself loses digits. A message is made by `numbers.new_empty`,
-    so that it is fake where the numbers are.
+    """Error bounds hold for numbers above 1e-38; below, float32 itself loses digits. Messages are allocated by
+    `numbers.new_empty`, so that they are fake if the numbers are.
     """
 
     @property
-    def error(self) -> float: ...  # a bound; each codec says of what
-    def size(self, count: int) -> int: ...  # bytes of the message of so many numbers
+    def error(self) -> float: ...  # an error bound; each codec says relative to what
+    def size(self, count: int) -> int: ...  # bytes of a message for this many numbers
     def encode(self, numbers: Tensor, into: Tensor) -> None: ...  # flat float32 into uint8 of that size
     def decode(self, message: Tensor, count: int) -> Tensor: ...  # flat float32
     def add(self, message: Tensor, total: Tensor, times: float = 1.0) -> None: ...  # total += times * decoded
@@ -39,17 +40,17 @@ class Codec(Protocol):
 
 @dataclass(frozen=True)
 class CastCodec:
-    """Every number as a shorter float. What is beyond the range of that (fp16: 65,504) becomes the end of the range."""
+    """Every number in a shorter float dtype. Numbers beyond its range (fp16: 65,504) become its largest number."""
 
     dtype: torch.dtype
 
     @property
     def error(self) -> float:
-        """Of each number within the range; near zero the dtype's smallest number where that is more."""
+        """Relative to each number within the range; near zero, the dtype's smallest number if that is larger."""
         return torch.finfo(self.dtype).eps / 2
 
     def size(self, count: int) -> int:
-        return padded(2 * count)
+        return pad_size(2 * count)
 
     def encode(self, numbers: Tensor, into: Tensor) -> None:
         limit, used = torch.finfo(self.dtype).max, 2 * numbers.numel()
@@ -74,7 +75,7 @@ class Int8Codec:
 
     @property
     def error(self) -> float:
-        """Of the largest of the number's block."""
+        """Relative to the largest number of the block."""
         return 1 / 254
 
     def size(self, count: int) -> int:
@@ -82,12 +83,12 @@ class Int8Codec:
         >>> Int8Codec().size(1024), Int8Codec().size(1025)
         (1028, 1036)
         """
-        return 4 * ceil(count / self.block) + padded(count)
+        return 4 * ceil(count / self.block) + pad_size(count)
 
     def encode(self, numbers: Tensor, into: Tensor) -> None:
         for scales, codes, rows in self.parts(into, numbers):
             scales.copy_(largest(rows))
-            # NaN may become any code: the scale is then zero or not finite, and decides
+            # NaN may become any code: then the scale is zero or not finite, which decides
             codes.copy_(symmetric_codes(rows, scales))
         into[4 * ceil(numbers.numel() / self.block) + numbers.numel() :].zero_()
 
@@ -99,7 +100,7 @@ class Int8Codec:
             rows.add_(symmetric_values(codes, scales), alpha=times)
 
     def parts(self, message: Tensor, numbers: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Scales, codes and numbers, a block a row: first the whole blocks, then the shorter one at the end."""
+        """Scales, codes and numbers with one block per row: the whole blocks first, then the shorter last one."""
         count, whole = numbers.numel(), numbers.numel() // self.block
         blocks, end = ceil(count / self.block), whole * self.block
         scales = message[: 4 * blocks].view(torch.float32).unsqueeze(1)
@@ -112,10 +113,10 @@ class Int8Codec:
 
 @dataclass(frozen=True)
 class TopKCodec:
-    """Only the k = ceil(share n) numbers that are largest by magnitude, as bf16, and their places.
+    """The k = ceil(share n) largest numbers by magnitude, as bf16, with their positions.
 
-    Places are sent in order, each as its distance from the beginning of its page of 32,768, with the number of places up to each
-    page's end: 2 bytes a place instead of 4, and a size that does not depend on which places they are.
+    Positions are sent in order, as offsets within pages of 32,768 numbers, with the count of positions up to the end of
+    each page. So a position takes 2 bytes instead of 4, and the size does not depend on which positions they are.
 
     Aji, Heafield: Sparse Communication for Distributed Gradient Descent, 2017, arXiv 1704.05021.
     """
@@ -130,7 +131,7 @@ class TopKCodec:
 
     @property
     def error(self) -> float:
-        """Of the whole vector, in the Euclidean norm (Stich et al. 2018, arXiv 1809.07599):
+        """Relative to the whole vector, in the Euclidean norm (Stich et al. 2018, arXiv 1809.07599):
 
         |x - decoded|^2  <=  |left out|^2 + e^2 |sent|^2  <=  (1 - (1 - e^2) share) |x|^2        e = 2^-8 of bf16
         """
@@ -144,7 +145,7 @@ class TopKCodec:
         >>> TopKCodec().size(1_000_000)
         40124
         """
-        return 4 * ceil(count / PAGE) + VALUES.size(self.kept(count)) + padded(2 * self.kept(count))
+        return 4 * ceil(count / PAGE) + VALUES.size(self.kept(count)) + pad_size(2 * self.kept(count))
 
     def encode(self, numbers: Tensor, into: Tensor) -> None:
         ends, values, inside = self.split(into, numbers.numel())
@@ -165,14 +166,14 @@ class TopKCodec:
         total.index_add_(0, pages * PAGE + inside[:kept], VALUES.decode(values, kept), alpha=times)
 
     def split(self, message: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """How many places there are up to the end of each page; the values; the places inside their pages."""
+        """Number of positions up to the end of each page; the values; the offsets within pages."""
         first = 4 * ceil(count / PAGE)
         second = first + VALUES.size(self.kept(count))
         return message[:first].view(torch.int32), message[first:second], message[second:].view(torch.int16)
 
 
-def padded(size: int) -> int:
-    """The next whole number of 4 bytes."""
+def pad_size(size: int) -> int:
+    """The next multiple of 4 bytes."""
     return (size + 3) // 4 * 4
 
 
@@ -183,7 +184,7 @@ def decoded(codec: Codec, message: Tensor, count: int) -> Tensor:
 
 
 PAGE = 1 << 15
-VALUES = CastCodec(torch.bfloat16)  # of TopK: the range of float32, and no scale to send
+VALUES = CastCodec(torch.bfloat16)  # for TopK: the range of float32, without a scale to send
 CODECS: dict[str, Codec] = {
     "fp16": CastCodec(torch.float16),
     "bf16": CastCodec(torch.bfloat16),

@@ -174,10 +174,10 @@ class WeightAveraging(RunState):
             self.link.sum(flat).wait()
             flat.div_(self.link.world)
             if self.knobs.outer:
-                flat = self.led(number, flat)
+                flat = self.outer_step(number, flat)
             unflatten_into(members, flat)
 
-    def led(self, number: int, mean: Tensor) -> Tensor:
+    def outer_step(self, number: int, mean: Tensor) -> Tensor:
         """The second optimizer's step, from the weights at the last averaging."""
         before, moment = self.before[number], self.moments[number]
         way = before - mean

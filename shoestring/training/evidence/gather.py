@@ -144,7 +144,9 @@ def ledger_of_traits(rehearsals: Rehearsals, wanted: Iterable[Technique]) -> Led
         tried = (
             {}
             if rehearsals.worker is None
-            else rehearsals.asked(PiecesTask(**rehearsals.about_job()), rehearsals.hardware.environment, PIECES).found
+            else rehearsals.ask_worker(
+                PiecesTask(**rehearsals.about_job()), rehearsals.hardware.environment, PIECES
+            ).found
         )
         traits.note_pieces(rehearsals, plain, tried)
     found = plain_ledger(rehearsals.job, plain, None, rehearsals.hardware, None, traits.found)

@@ -60,7 +60,7 @@ class Watching(SilentObserver):
         ):  # a data source that keeps its batches still has those of the first steps, which count
             self.tracker.hold(tensors(batch), "inputs")
         self.tracker.hold(tensors(loss))
-        self.tracker.hold_new(self.holders.found(self.run))
+        self.tracker.hold_new(self.holders.find(self.run))
 
     def mark(self, phase: str, block: str = "") -> None:
         self.tracker.look(self.tracker.mark, phase, block)

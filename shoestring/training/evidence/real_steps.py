@@ -73,7 +73,7 @@ def real_steps(
         typical = None if rehearsals.job.largest is None else rehearsals.lengths.typical
         timing = AnchorTask(**rehearsals.about_job(), variants=specs, pieces=needs.pieces, typical=typical)
         timed = with_same_times(
-            rehearsals, plain, specs, rehearsals.asked(timing, environment, "measuring a real step")
+            rehearsals, plain, specs, rehearsals.ask_worker(timing, environment, "measuring a real step")
         )
     except NotRepeatable as error:
         if not extra:
@@ -85,7 +85,7 @@ def real_steps(
     first = timed.steps[""]
     if needs.sizes or extra:  # a plan that does not fit here can't be tried, and is estimated from this
         sizing = AnchorTask(**rehearsals.about_job(), variants={"": specs[""]}, memory=True, typical=typical)
-        sized = rehearsals.asked(sizing, close, "measuring where the memory of a real step goes").steps[""]
+        sized = rehearsals.ask_worker(sizing, close, "measuring where the memory of a real step goes").steps[""]
     else:
         sized = AnchorStep(first.times, overheads={"": max(first.process - tensors, 0)})
     anchors = {
@@ -175,7 +175,7 @@ def sample(rehearsals: Rehearsals, plain: Log) -> RealSteps:
     largest = max((block.gradient + block.kept for block in blocks_of(plain) if block.inside), default=0)
     if not largest or rehearsals.real or 2 * largest > SAMPLE:
         return RealSteps()
-    found = rehearsals.asked(
+    found = rehearsals.ask_worker(
         SampleTask(**rehearsals.about_job()),
         {**rehearsals.hardware.environment, **close_environment()},
         "timing one block of each kind",

@@ -27,7 +27,7 @@ from shoestring.planning.answers import MeasuredAnswers
 from shoestring.planning.plan import named
 from shoestring.processes.task import R, Task, Worker
 from shoestring.training.catalogue import close_environment
-from shoestring.training.evidence.rehearse import rehearse, tracked
+from shoestring.training.evidence.rehearse import rehearse, track
 from shoestring.training.evidence.step import half_log, mesh_of_largest, traits_of
 from shoestring.training.evidence.tasks import Position, RehearseTask, specs_of
 from shoestring.training.group_technique import mesh_sizes, uniting
@@ -49,7 +49,7 @@ def silent(doing: str) -> None:
 
 @dataclass
 class Rehearsals:
-    """A job, the machine, who runs tasks, and what was found out about rehearsing this job."""
+    """A job, the machine, the worker that runs tasks, and what rehearsing this job has shown."""
 
     job: Job
     hardware: Hardware
@@ -97,7 +97,7 @@ class Rehearsals:
             mesh = imagined_mesh(job.mesh.sizes, place.rank, place.same_machine, place.speeds)
         if not self.real:
             try:
-                return self.rehearsed(replace(job, mesh=mesh), techniques, half=False, numbers=numbers)
+                return self.rehearse_or_recall(replace(job, mesh=mesh), techniques, half=False, numbers=numbers)
             except Mistake:
                 raise
             except Exception as error:
@@ -108,7 +108,7 @@ class Rehearsals:
         self.measured.add(techniques)
         if self.worker is not None:
             stands = {"position": position_of(mesh), "largest": numbers}
-            return self.asked(
+            return self.ask_worker(
                 RehearseTask(**self.about_job(techniques) | stands),
                 close_environment(),
                 f"rehearsing {named(techniques)} on real tensors, because fake ones can't run it",
@@ -117,9 +117,11 @@ class Rehearsals:
 
     def half_log(self, techniques: tuple[Technique, ...] = ()) -> Log:
         """The log of one step with half the batch, on fake tensors."""
-        return self.rehearsed(self.job, techniques, half=True, numbers=self.numbers[:1])
+        return self.rehearse_or_recall(self.job, techniques, half=True, numbers=self.numbers[:1])
 
-    def rehearsed(self, job: Job, techniques: tuple[Technique, ...], half: bool, numbers: tuple[int, ...]) -> Log:
+    def rehearse_or_recall(
+        self, job: Job, techniques: tuple[Technique, ...], half: bool, numbers: tuple[int, ...]
+    ) -> Log:
         """The log of a rehearsal on fake tensors, run only if it is not kept; `numbers`: of the batches it is planned
         for."""
 
@@ -152,7 +154,7 @@ class Rehearsals:
 
         return work() if self.kept is None else self.kept.answer({"traits": self.worker is not None}, set[str], work)
 
-    def asked(self, task: Task[R], environment: Mapping[str, str], doing: str) -> R:
+    def ask_worker(self, task: Task[R], environment: Mapping[str, str], doing: str) -> R:
         """The result of a task, run by the worker if it is not kept; `doing` is the progress message for that."""
         assert self.worker is not None, "there is a worker for tasks"
         worker = self.worker
@@ -176,7 +178,7 @@ class Rehearsals:
                 )
             model = self.made_here()
             random_state.seed(job.seed)
-            return tracked(job, techniques, model, original=self.model)
+            return track(job, techniques, model, original=self.model)
 
     def weights(self) -> int:
         """Bytes of the model's weights; 0 if only constructing it would tell."""

@@ -75,11 +75,11 @@ def run_rehearsal(
         random_state.seed(job.seed)
         actor = stage.copy(model) if model is not None else stage.model(job.model)
         random_state.seed(job.seed)
-        log = tracked(job, techniques, actor, batches, stage, model, on_device)
+        log = track(job, techniques, actor, batches, stage, model, on_device)
     return log, stage.tossed
 
 
-def tracked(
+def track(
     job: Job,
     techniques: Iterable[Technique],
     model: nn.Module,

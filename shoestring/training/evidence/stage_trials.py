@@ -48,6 +48,6 @@ def result(rehearsals: Rehearsals, evidence: Evidence, technique: StagedTechniqu
     if evidence.anchor is None or evidence.anchor.sampled or evidence.anchor.eased:
         return StagesResult(untried="a plain step does not fit this machine, or takes too long")
     task = StagesTask(**rehearsals.about_job((technique,)))
-    return rehearsals.asked(
+    return rehearsals.ask_worker(
         task, rehearsals.hardware.environment, f"trying the stages of {text(technique)} in one process"
     )

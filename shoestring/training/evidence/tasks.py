@@ -1,7 +1,8 @@
-"""What the planner asks worker processes about a job: one frozen task a question, and the result that each gives.
+"""Tasks by which the planner asks worker processes about a job: one frozen dataclass per question, with the class of
+its result.
 
-`training/execution/tasks.py` has the tasks of training, and the table of all of this room's. How a task is done is
-imported when it is done: what it does not need would be part of what its process takes.
+`training/execution/tasks.py` has the tasks of training, and the table of all tasks of this room. The code of a task is
+imported when it is performed, because unneeded imports would count as memory of the process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ROOM = "training"
 
 @dataclass(frozen=True)
 class TechniqueSpec:
-    """A technique by its name, as it is written; a process that may not be able to make it can still pass it on."""
+    """A technique by name, as written; a process that can't make it can still pass it on."""
 
     name: str
     knobs: Mapping[str, Any] = field(default_factory=dict)
@@ -42,27 +43,30 @@ def techniques_of(specs: Iterable[TechniqueSpec]) -> tuple[TrainingTechnique, ..
 
 @dataclass(frozen=True)
 class Position:
-    """Where a worker stands in a group that is only imagined: its rank, of how many, and whether all share one machine's memory.
+    """A worker's position in an imagined group: its rank, the number of workers, and whether all share one machine's
+    memory.
 
-    How fast workers talk, by which they choose how to add up, holds for a real group too.
+    The speeds, by which all-reduce algorithms are chosen, are those of a real group.
     """
 
     rank: int = 0
     world: int = 1
     same_machine: bool = False
-    per_copy: int = 1  # workers that get the same samples, where no technique says so: batches have too few for all
+    per_copy: int = (
+        1  # workers that get the same samples, if no technique says so: batches have too few samples for all
+    )
     speeds: Speeds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepsTask(JobTask[R]):
-    """What tasks have in common that do steps of a job under techniques, or parts of steps."""
+    """Fields shared by tasks that run steps of a job, or parts of steps."""
 
     room: ClassVar[str] = ROOM
     techniques: tuple[TechniqueSpec, ...] = ()
-    steps: int | None = None  # to train; None: as many as the job says
+    steps: int | None = None  # steps to train; None: as many as the job says
     position: Position = Position()
-    largest: tuple[int, ...] = ()  # numbers of the batches to plan for; none: what the job itself says
+    largest: tuple[int, ...] = ()  # numbers of the batches to plan for; empty: as the job says
 
     @property
     def techniques_used(self) -> tuple[str, ...]:
@@ -76,25 +80,24 @@ class StepsTask(JobTask[R]):
 
 @dataclass(frozen=True)
 class AnchorStep:
-    """A real step under some techniques, as it was measured. What was not asked for, or could not be measured, is at its default."""
+    """The measurements of a real step under some techniques. Values that were not requested, or could not be measured,
+    have their default."""
 
     times: Mapping[str, float] = field(default_factory=dict)  # seconds by "phase place"; "step": the whole step
-    process: int = 0  # bytes of the process at most
+    process: int = 0  # peak bytes of the process
     reserved: int = 0  # bytes of address space above that
-    paces: tuple[tuple[float, float], ...] = ()  # (n, time in n pieces / time in one)
-    adding: float = 0.0  # seconds of adding all gradients to others
-    probes: Mapping[str, float] = field(
-        default_factory=dict
-    )  # seconds of what techniques asked for, by their name for it
+    paces: tuple[tuple[float, float], ...] = ()  # (n, time in n micro-batches / time at once)
+    adding: float = 0.0  # seconds to add all gradients to others
+    probes: Mapping[str, float] = field(default_factory=dict)  # seconds of techniques' probes, by their name
     overheads: Mapping[str, int] = field(
         default_factory=dict
-    )  # bytes of the process above its tensors by "phase place"
-    filled: float = 1.0  # share of libraries' workspaces that is written to
-    validation_seconds: float = 0.0  # of the job's own validation, where it has one
-    validation_bytes: int = 0  # of tensors that it makes, at most
+    )  # bytes of the process above its tensors, by "phase place"
+    filled: float = 1.0  # fraction of libraries' workspaces that is written to
+    validation_seconds: float = 0.0  # the job's own validation, if it has one
+    validation_bytes: int = 0  # peak bytes of its tensors
     error: str = ""  # why the step failed; then nothing else is known
-    spread: float = 0.0  # how far a step is from the median one, in the mean, as a share of it
-    busy: float = 0.0  # share of the time that other processes held up even the best step
+    spread: float = 0.0  # mean deviation of steps from the median, relative to it
+    busy: float = 0.0  # fraction of the time that other processes took from even the best step
 
 
 @dataclass(frozen=True)
@@ -113,14 +116,14 @@ class AnchorResult:
 
 @dataclass(frozen=True, kw_only=True)
 class AnchorTask(StepsTask[AnchorResult]):
-    """Measure one real step under each of some variants: its seconds, or where its memory goes."""
+    """Measure one real step under each of several variants: its time, or where its memory goes."""
 
     kind: ClassVar[str] = "anchor"
     result: ClassVar[type[Any]] = AnchorResult
-    variants: Mapping[str, tuple[TechniqueSpec, ...]]  # techniques by a name; "" is the step that must work
-    memory: bool = False  # measure where memory goes, instead of the time
-    pieces: bool = True  # with the time: try whether a batch in two pieces gives the same
-    typical: int | None = None  # number of the batch whose step is timed; None: that of the memory
+    variants: Mapping[str, tuple[TechniqueSpec, ...]]  # techniques by variant; "": the step that must work
+    memory: bool = False  # measure memory instead of time
+    pieces: bool = True  # with the time: try whether two micro-batches give the same result
+    typical: int | None = None  # number of the batch to time; None: the one that is measured for memory
 
     def perform(self, tell: Tell, link: Link | None) -> AnchorResult:
         from shoestring.training.execution import evidence
@@ -130,16 +133,16 @@ class AnchorTask(StepsTask[AnchorResult]):
 
 @dataclass(frozen=True)
 class PiecesResult:
-    found: Mapping[str, str]  # trait of the model -> what was found that shows it
+    found: Mapping[str, str]  # trait of the model -> observation
 
 
 @dataclass(frozen=True, kw_only=True)
 class PiecesTask(StepsTask[PiecesResult]):
-    """Try whether a batch in two pieces gives the same numbers as the batch at once."""
+    """Try whether a batch in two micro-batches gives the same numbers as the batch at once."""
 
     kind: ClassVar[str] = "pieces"
     result: ClassVar[type[Any]] = PiecesResult
-    small: bool = False  # with a few samples, where a step takes long
+    small: bool = False  # use a few samples, because a step takes long
 
     def perform(self, tell: Tell, link: Link | None) -> PiecesResult:
         from shoestring.training.execution import evidence
@@ -149,13 +152,13 @@ class PiecesTask(StepsTask[PiecesResult]):
 
 @dataclass(frozen=True)
 class StagesResult:
-    difference: str = ""  # between stages and one process; empty: none was found
-    untried: str = ""  # why that was not tried
+    difference: str = ""  # between stages and one process; empty if none was found
+    untried: str = ""  # why it was not tried
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagesTask(StepsTask[StagesResult]):
-    """Try whether the stages of one technique compute the numbers of one process."""
+    """Try whether the stages of a technique compute the same numbers as one process."""
 
     kind: ClassVar[str] = "stages"
     result: ClassVar[type[Any]] = StagesResult
@@ -170,17 +173,17 @@ class StagesTask(StepsTask[StagesResult]):
 
 @dataclass(frozen=True)
 class SampleResult:
-    blocks: Mapping[str, tuple[float, float]]  # seconds forward and backward by the block's name
+    blocks: Mapping[str, tuple[float, float]]  # seconds forward and backward, by the block's name
     update: float  # seconds per byte of weights
-    fused: float  # the same by fused kernels
+    fused: float  # the same with fused kernels
     overhead: int  # bytes of the process above its tensors
     reserved: int  # bytes of address space above that
-    held_up: float = 0.0  # share of the time that other processes held up even the best pass
+    held_up: float = 0.0  # fraction of the time that other processes took from even the best pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleTask(StepsTask[SampleResult]):
-    """Time one block of each kind, of a model that is too large for a whole step."""
+    """Time one block of each kind, for a model that is too large for a whole step."""
 
     kind: ClassVar[str] = "sample"
     result: ClassVar[type[Any]] = SampleResult
@@ -193,7 +196,7 @@ class SampleTask(StepsTask[SampleResult]):
 
 @dataclass(frozen=True, kw_only=True)
 class RehearseTask(StepsTask[Log]):
-    """Log real steps, of a model that can't run on fake tensors."""
+    """Log real steps, for a model that can't run on fake tensors."""
 
     kind: ClassVar[str] = "rehearse"
     result: ClassVar[type[Any]] = Log
@@ -206,19 +209,19 @@ class RehearseTask(StepsTask[Log]):
 
 @dataclass(frozen=True)
 class TrialResult:
-    process_bytes: int  # the largest process, of any worker
+    process_bytes: int  # the largest process of any worker
     step_seconds: float  # the median step
-    steps: int  # that were done
+    steps: int  # number of steps done
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialTask(StepsTask[TrialResult]):
-    """Do a few real steps, to see how large the process grows."""
+    """Run a few real steps to see how large the process grows."""
 
     kind: ClassVar[str] = "trial"
     result: ClassVar[type[Any]] = TrialResult
-    tracked: bool = True  # False: as plain as can be, where the model can't be looked at
-    together: bool = False  # by all workers of the group, and not as if there were one
+    tracked: bool = True  # False: without inspecting the model, which failed
+    together: bool = False  # by all workers of the group, instead of one worker alone
 
     def perform(self, tell: Tell, link: Link | None) -> TrialResult:
         from shoestring.training.execution import training

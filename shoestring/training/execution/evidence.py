@@ -1,4 +1,4 @@
-"""What a worker process measures for the planner, and of the machine: one function a task."""
+"""What a worker process measures for the planner: one function per task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoestring.runs.initial_weights import fresh_model
 from shoestring.training.evidence.anchor import measure_anchor, why_not_again
 from shoestring.training.evidence.fetching import seconds_waiting
 from shoestring.training.evidence.pieces import QUICK, try_in_pieces
-from shoestring.training.evidence.rehearse import tracked
+from shoestring.training.evidence.rehearse import track
 from shoestring.training.evidence.sample import sample_blocks
 from shoestring.training.evidence.stages import try_in_stages
 from shoestring.training.evidence.tasks import (
@@ -37,7 +37,8 @@ from shoestring.training.links.link_speed import link_speed as measured_link_spe
 
 
 def anchor(task: AnchorTask) -> AnchorResult:
-    """One real step under each variant. Only the first must work: the others are for techniques that may not."""
+    """One real step under each variant. Only the first must work: the others are for techniques that may be impossible
+    here."""
     job = job_of(task)
     usual = (
         []
@@ -56,7 +57,7 @@ def anchor(task: AnchorTask) -> AnchorResult:
             steps[name] = AnchorStep(error=error_sentence(error))
     if task.memory:
         return AnchorResult(steps)
-    # At the end: what it needs must not count as the step's.
+    # Last, because its memory must not count as the step's.
     plain, slow = techniques_of(task.variants[""]), steps[""].times["step"] > QUICK
     found = try_in_pieces(job, lambda: fresh_model(job), plain, slow) if task.pieces else {}
     again = "" if slow or plain else why_not_again(job, fresh_model(job))
@@ -81,7 +82,7 @@ def sample(task: SampleTask) -> SampleResult:
 
 def rehearse(task: RehearseTask) -> Log:
     job = job_of(task)
-    return tracked(job, techniques_of(task.techniques), fresh_model(job))
+    return track(job, techniques_of(task.techniques), fresh_model(job))
 
 
 def link_speed(task: LinkSpeedTask) -> LinkSpeed:

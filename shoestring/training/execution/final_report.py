@@ -1,4 +1,4 @@
-"""The report of a run that is finished, as its folder keeps it and `train --json` prints it."""
+"""The report of a finished run, as stored in its folder and printed by `train --json`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def finished_report(
 
 
 def by_worker(chosen: TrainingPlan, result: TrainResult) -> list[dict[str, Any]]:
-    """What every worker of a group was predicted to need and send, beside what it measured since it was started last."""
+    """Per worker of a group: predicted memory and traffic, and what it measured since its last start."""
     predicted = {rank: kind for kind in chosen.details.ranks for rank in kind.ranks}
     return [
         {

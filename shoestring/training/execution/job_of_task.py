@@ -1,4 +1,4 @@
-"""Make a task's job again in a worker process."""
+"""Make a task's job again, in a worker process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shoestring.training.links.process_mesh import joined_mesh
 
 
 def job_of(task: StepsTask[Any], link: Link | None = None) -> Job:
-    """The job of a task; with a link to a real group, or as one of a group that is imagined."""
+    """The job of a task; with the link to a real group, or as a worker of an imagined group."""
     found, stands = shared_data(loaded_job(Path(task.file), dict(task.flags))), task.position
     job = found if not task.largest else replace(found, largest=once(lambda: batches_at(found, task.largest[:1])[0]))
     techniques = techniques_of(task.techniques)

@@ -22,7 +22,7 @@ from shoestring.core.technique import parsed
 from shoestring.data.feed import with_step_count
 from shoestring.data.lengths import shared_data
 from shoestring.measure.probe import busy_now, known_hardware, remember
-from shoestring.planning.answers import MeasuredAnswers, opened, without_numbers
+from shoestring.planning.answers import MeasuredAnswers, open_answers, without_numbers
 from shoestring.processes.group.launch import run_group, threads
 from shoestring.processes.launch import run_worker
 from shoestring.processes.task import R, Task, Worker
@@ -55,8 +55,8 @@ def plan_job(
     hardware: str | Path | None = None,
     on_progress: Doing = lambda doing, expected: None,
 ) -> TrainingOutcome:
-    """The planner's outcome; `devices`: workers that train together, of which so many are `here`; `on_progress` is called with what is
-    being done."""
+    """The planner's outcome; `devices`: workers that train together, of which `here` are on this machine;
+    `on_progress`: called with what is being done."""
     use, inexact, exact = asked.use, asked.inexact, asked.exact
     budget = asked.budget
     if allowed_levels(exact, inexact)[-1] is Exactness.BITS and devices > 1:
@@ -97,7 +97,7 @@ def plan_job(
     )
     planner.kept = kept
     try:
-        outcome = decided(planner, budget, forced)
+        outcome = choose(planner, budget, forced)
     except Exception as error:
         if kept is None or not kept.used or is_an_answer(error):
             raise
@@ -146,18 +146,18 @@ def check_here(job: Job, techniques: tuple[Technique, ...], exact: str | None, d
 
 
 def kept_of(job: Job, machine: Hardware, devices: int, here: int, fresh: bool) -> MeasuredAnswers | None:
-    """Measurements of earlier plannings of a job file; None where nothing is kept, or the job has no key."""
+    """Measurements of earlier plannings of a job file; None if none are stored, or the job has no key."""
     if job.origin is None:
         return None
     try:
-        return opened(about_job(job, machine, devices, here), machine.flops, fresh)
+        return open_answers(about_job(job, machine, devices, here), machine.flops, fresh)
     except Exception as error:
         if is_an_answer(error):
             raise
         return None
 
 
-def decided(planner: Planner, budget: int | None, forced: tuple[Technique, ...] | None) -> TrainingOutcome:
+def choose(planner: Planner, budget: int | None, forced: tuple[Technique, ...] | None) -> TrainingOutcome:
     """The planner's outcome. Among equally good plans, the earlier choice for the same question is chosen again."""
     origin, hardware = planner.job.origin, planner.hardware
     if origin is None or forced is not None or hardware.described:

@@ -1,4 +1,4 @@
-"""The recorder of a run in training: writes its events, saves its checkpoints, listens to who wants it stopped, watches its memory."""
+"""The recorder of a training run: writes events, saves checkpoints, handles stop requests, and watches memory."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from shoestring.data.feed import Feed
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import (
     RunCheckpoint,
-    believed,
     best_in,
     clear_drafts,
     forget_best,
     move_aside,
     newest_good,
+    reading_untrusted,
     whole_number,
 )
 from shoestring.runs.event import Begun, Event, Failed, Finished, Stepped, Stopped, Validated, Warned
@@ -40,7 +40,7 @@ from shoestring.training.execution.snapshot import PARTS, best_snapshot, restore
 from shoestring.training.progress import DATA_ENDED, Progress
 from shoestring.training.validation import NoGoal
 
-NEAR = 0.97  # of the budget: a process this large is told of
+NEAR = 0.97  # fraction of the budget: a process this large causes a warning
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class RecordingSettings:
 
     folder: str
     cadence: Cadence = field(default_factory=Cadence)
-    memory: int | None = None  # bytes of the budget: a process that comes near is told of
-    predicted: int = 0  # bytes of the process, by the plan
+    memory: int | None = None  # bytes of the budget: the user is warned when the process comes near it
+    predicted: int = 0  # bytes of the process according to the plan
     job_folder: str = (
-        ""  # where the job's file is; empty: a script made it, which is told of modules that changed, not refused
+        ""  # the folder of the job file; empty: a script made the job, and changed modules only cause a warning
     )
 
 
 class Recorder:
-    """Records one run of so many steps (0: nobody knows how many). `send` brings events to whoever launched it, as long as there is one."""
+    """Records one run of `steps` steps (0: unknown). `send` passes events to the launcher, while there is one."""
 
     def __init__(
         self, recording: RecordingSettings, steps: int, send: Callable[[Event], None], link: Link | None = None
@@ -66,16 +66,14 @@ class Recorder:
         self.folder = Folder(Path(recording.folder))
         self.steps, self.budget, self.predicted = steps, recording.memory, recording.predicted
         self.send = send
-        self.events = (
-            Events(self.folder.path) if link.rank == 0 else None
-        )  # the first worker of a group writes, for all
+        self.events = Events(self.folder.path) if link.rank == 0 else None  # the first worker of a group writes for all
         self.saver = Saver(self.folder.checkpoints, recording.cadence, self.tell)
-        self.checkpoint: RunCheckpoint | None = None  # that the run goes on from
+        self.checkpoint: RunCheckpoint | None = None  # the one that the run resumes from
         self.job_folder = recording.job_folder
-        self.modules = 0  # that this process had imported when they were last looked at
+        self.modules = 0  # number of modules that this process had imported at the last look
         self.step = 0
-        self.stop = ""  # why to stop; empty: go on
-        self.signal = 0  # that asked for it, if one did
+        self.stop = ""  # the reason to stop; empty: continue
+        self.signal = 0  # the signal that asked to stop; 0: none
         self.warned = False
         listen(self.asked_to_stop)
 
@@ -94,7 +92,7 @@ class Recorder:
         self.stop, self.signal = asked_by(number), number
 
     def look(self) -> bool:
-        """Find the newest good checkpoint; gives whether there is one. The first worker looks for all."""
+        """Find the newest good checkpoint; returns whether there is one. The first worker does it for all."""
         damaged: list[tuple[RunCheckpoint, str]] = []
         if self.link.rank == 0:
             clear_drafts(self.folder.checkpoints)
@@ -114,12 +112,12 @@ class Recorder:
         return self.checkpoint is not None
 
     def note_modules(self, begins: bool = False) -> None:
-        """Note the local modules that the run is made of, if this process has imported others since the last time. The first worker
-        does so for all."""
+        """Record the run's local modules, if this process has imported more since the last time. The first worker does
+        it for all."""
 
         def say(text: str) -> None:
             self.tell(Warned(text))
-            if not self.job_folder:  # a script, which nobody shows the run's events
+            if not self.job_folder:  # a script, whose user does not see the run's events
                 warnings.warn(text, stacklevel=2)
 
         if self.events is not None and self.modules != len(sys.modules):
@@ -127,13 +125,13 @@ class Recorder:
             note_modules(self.folder, self.job_folder or os.curdir, bool(self.job_folder), say, begins)
 
     def resume(self, run: Run, feed: Feed) -> int:
-        """Bring the run to the checkpoint that was found; gives the step it stands at, 0 for a new run."""
+        """Restore the checkpoint that was found; returns its step, 0 for a new run."""
         self.saver.on_disk = [part.saved for part in run.state_that(LivesOnDisk)]
         for text in filter(None, (part.remark for part in run.state.values())):
             self.tell(Warned(text))
         self.saver.by_loss = not feed.job.validates
         if self.checkpoint is not None:
-            with believed(self.checkpoint):
+            with reading_untrusted(self.checkpoint):
                 state = restore(self.checkpoint, run, feed)
                 self.step = self.saver.saved_step = whole_number(state["step"])
                 self.saver.best = best_in(state) if self.saver.by_loss else None
@@ -151,7 +149,7 @@ class Recorder:
         return self.step
 
     def after(self, run: Run, course: Progress, event: Stepped) -> bool:
-        """A step is done; gives whether to go on."""
+        """A step is done; returns whether to continue."""
         self.step, feed = event.step, course.feed
         self.note_modules()
         synchronised = run.team.synchronised()
@@ -161,7 +159,7 @@ class Recorder:
             synchronised and self.saver.due(self.step),
         )
         if synchronised and self.link.world > 1 and not run.team.assignment.asynchronous:
-            stop, due, validates, event = self.agreed(stop, due, validates, event)
+            stop, due, validates, event = self.agree(stop, due, validates, event)
         self.saver.losses.append(event.loss)
         self.tell(event)
         if self.budget and not self.warned and event.most > max(NEAR * self.budget, self.predicted):
@@ -173,22 +171,24 @@ class Recorder:
                     f"it may run out of memory"
                 )
             )
-        if validates and (not stop or course.ends(self.step)):  # who stops at such a step validates when it goes on
+        if validates and (
+            not stop or course.ends(self.step)
+        ):  # a run that stops at such a step validates when it is resumed
             self.validate(run, course)
         last = stop or bool(course.over(self.step))
         if (due or last) and not (
             last and run.team.assignment.asynchronous
-        ):  # those save at the end, when nobody computes any more
+        ):  # asynchronous workers save at the end, when nobody computes any more
             self.save(run, feed)
         return not stop
 
     def validate(self, run: Run, course: Progress) -> None:
-        """Try the model on held-out data, and keep its weights if it is the best so far."""
+        """Validate, and save the weights if they are the best so far."""
         if not run.team.assignment.counts_steps:
             return
         try:
             found = course.validate(self.step)
-        except NoGoal:  # all workers find that; what was trained is not lost by it
+        except NoGoal:  # all workers raise this; what was trained is not lost
             self.save(run, course.feed)
             self.saver.wait()
             raise
@@ -204,9 +204,9 @@ class Recorder:
             elif not run.team.assignment.asynchronous:
                 gather_only(take())
 
-    def agreed(self, stop: bool, due: bool, validates: bool, event: Stepped) -> tuple[bool, bool, bool, Stepped]:
-        """Whether to stop (if any worker was asked to), to save and to validate (if the first wants to), and the step with the largest
-        process."""
+    def agree(self, stop: bool, due: bool, validates: bool, event: Stepped) -> tuple[bool, bool, bool, Stepped]:
+        """Whether to stop (if any worker was asked to), to save and to validate (if the first worker wants to); and the
+        step event with the largest process."""
         told = agreement(self.link.world)
         told[0], told[1] = stop, due + 2 * validates if self.link.rank == 0 else 0
         told[2 + 2 * self.link.rank :][:2] = torch.tensor([event.process, event.most])
@@ -232,8 +232,8 @@ class Recorder:
             self.saver.saved_step = self.step
 
     def end(self, run: Run, course: Progress) -> str:
-        """The last step is done, the data ended, or a signal came: finish the checkpoint and say how it ended. Gives why the last
-        weights of a run that is done could not be saved; empty if they are."""
+        """The last step is done, the data ended, or a signal came: finish the checkpoint and report the end. Returns
+        why the last weights of a finished run could not be saved; empty if they were."""
         feed, why = course.feed, course.over(self.step) or (DATA_ENDED if course.feed.ended else "")
         if why == DATA_ENDED:
             asked = f"{course.job.epochs} epochs" if course.job.epochs else f"{course.job.steps} steps"
@@ -248,12 +248,12 @@ class Recorder:
         self.saver.wait()
         if any(
             run.team.objects(self.saver.saved_step != self.step)
-        ):  # the data ended early, or a save was not possible before
+        ):  # the data ended early, or an earlier save was not possible
             self.save(run, feed)
         self.saver.close()
-        lost: str = run.team.objects(self.unsaved() if self.saver.saved_step != self.step else "")[
+        lost: str = run.team.objects(self.unsaved_text() if self.saver.saved_step != self.step else "")[
             0
-        ]  # the first worker's word
+        ]  # as decided by the first worker
         if not why:
             saved = (
                 ""
@@ -270,13 +270,13 @@ class Recorder:
         return lost
 
     def close(self) -> None:
-        """Leave no thread and no open file behind, however the run ended."""
+        """End threads and close files, however the run ended."""
         self.saver.close()
         if self.events is not None:
             self.events.close()
             self.events = None
 
-    def unsaved(self) -> str:
+    def unsaved_text(self) -> str:
         step = self.saver.saved_step
         there = f"the last checkpoint is of step {step}" if step else "there is no checkpoint"
         onward = "goes on from there, trains the missing steps again" if step else "trains again from the beginning"
@@ -287,20 +287,20 @@ class Recorder:
 
 
 class Meter:
-    """Bytes that a run moves to and from the disk and sends to other workers, step by step."""
+    """Bytes per step that a run moves to and from the disk and sends to other workers."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.steps = self.sent = 0  # so far
+        self.steps = self.sent = 0  # totals so far
         self.begin()
 
     def begin(self) -> None:
-        """A step begins; what was moved and sent since the last one was for a checkpoint."""
+        """A step begins; bytes since the last step belonged to a checkpoint."""
         self.before = traffic(self.run), self.run.team.mesh.sent
 
     def step(self) -> tuple[int | None, int | None]:
-        """Bytes that the step which is done moved and sent, None where it has no disk or no others to send to; what workers then agree
-        on belongs to it."""
+        """Bytes that the last step moved and sent, including the agreement after it; None without a disk, or without
+        other workers."""
         moved, world = traffic(self.run), self.run.team.link.world
         agreed = (
             agreement_bytes(self.run.team.link)

@@ -1,6 +1,8 @@
-"""A run of a script by several workers: the group of `shoestring train --devices`, started by the script's process, which waits for it.
+"""Run a script's training by several workers: the group of `shoestring train --devices`, started and awaited by the
+script's process.
 
-Workers run ahead of who asks for steps: whoever stops asking ends the group, and a run that is kept goes on from its last checkpoint.
+Workers run ahead of the caller's requests for steps. A caller that stops requesting ends the group, and a run with a
+folder resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ Told = tuple[int, float, Any]  # number, loss and metrics of a step
 
 
 class NobodyAsks(Exception):
-    """Nobody asks for more steps."""
+    """The caller requests no more steps."""
 
 
 class ScriptRunByGroup(ScriptRun):
-    """By several workers; `sent` is the job as they can make it again."""
+    """Training by several workers; `sent` is the job in a form that they can make again."""
 
     def __init__(
         self, job: Job, sent: Job, outcome: TrainingOutcome, model: nn.Module | None, asked: RunOptions, devices: int
@@ -50,7 +52,7 @@ class ScriptRunByGroup(ScriptRun):
         check_named(self.sent, plan.techniques, self.own, workers(self.devices), devices=self.devices)
 
     def done(self, on_event: Callable[[Event], None] = silent) -> Report:
-        """Train until it is over; the weights are in the model then."""
+        """Train to the end; then the weights are in the model."""
         folder = self.session.folder
         assert self.sent.origin is not None, "workers make it from a file"
         task = TrainTask(
@@ -79,7 +81,7 @@ class ScriptRunByGroup(ScriptRun):
             return report_of(folder.path)
 
     def bring_home(self) -> None:
-        """The trained weights into the very model, if there is one."""
+        """Copy the trained weights into the caller's model, if there is one."""
         own = self.own.state_dict() if self.own is not None else {}
         if not own:
             return
@@ -90,7 +92,7 @@ class ScriptRunByGroup(ScriptRun):
                     tensor.copy_(torch.cat([piece.reshape(-1) for piece in found[name].pieces()]).view(tensor.shape))
 
     def steps(self) -> Iterator[Told]:
-        """Number, loss and metrics of every step, as they are told; the group runs in a thread of this process."""
+        """Number, loss and metrics of every step, as its event arrives; the group runs in a thread of this process."""
         told: queue.Queue[Told | None] = queue.Queue()
         left = threading.Event()
         ended: list[BaseException] = []
@@ -125,7 +127,7 @@ class ScriptRunByGroup(ScriptRun):
 def group_of(
     job: Job, sent: Job, outcome: TrainingOutcome, model: nn.Module | None, asked: RunOptions, devices: int
 ) -> ScriptRunByGroup:
-    """The run of a plan that is for as many workers; `model`: to have the trained weights in the end."""
+    """The run of a plan for several workers; `model`: receives the trained weights at the end."""
     plan, world = outcome.chosen, outcome.chosen.details.world
     if world != devices:
         raise Mistake(
@@ -136,8 +138,8 @@ def group_of(
 
 
 class StepsFromEvents:
-    """Steps from events: each is told when the next one begins, because its validation comes after it. One that was done again after a
-    worker died is told once."""
+    """Steps from events: each is yielded when the next one begins, because its validation comes after it. Steps that
+    are repeated after a worker died are yielded once."""
 
     def __init__(self, tell: Callable[[Told], None]) -> None:
         self.tell, self.last = tell, 0

@@ -1,7 +1,9 @@
-"""A run folder from a script or a notebook: the training of `shoestring train`, in the caller's own process and one step at a time.
+"""A run folder for a script or notebook: the training of `shoestring train`, in the caller's own process, one step at a
+time.
 
-The folder is the same: it can be watched, exported and gone on with, and the run of a job file also by the command. A job that a script
-made has no file that tells whether it is still the same one; what can be seen of it (its model's weights, its numbers) is kept instead.
+The folder is the same: it can be watched, exported and resumed, and the run of a job file also by the command. A job
+made by a script has no file that shows whether it is still the same one, so its visible properties (its model's
+weights, its numbers) are stored instead.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ from shoestring.training.plan import TrainingOutcome, TrainingPlan, check_paths,
 SEEN = ("batch", "steps", "epochs", "seed", "clip", "every", "goal", "patience")  # numbers of a job
 
 
-def described(job: Job, model: nn.Module) -> str:
-    """What can be seen of a job that a script made, as a file that says so."""
+def job_description(job: Job, model: nn.Module) -> str:
+    """The visible properties of a job made by a script, as a file that says so."""
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     weights = "\n".join(f"{name} {tuple(value.shape)} {value.dtype}" for name, value in state.items())
     numbers = "\n".join(f"{name}={getattr(job, name)!r}" for name in SEEN)
@@ -53,7 +55,7 @@ def described(job: Job, model: nn.Module) -> str:
 
 
 def request_of(job: Job, model: nn.Module) -> tuple[Request, bytes]:
-    """What a script asks for, and the source of its job."""
+    """A script's request, and the source of its job."""
     if job.origin is not None:
         path = Path(job.origin.file)
         asked = request_for(path, dict(job.origin.flags), None, None, False, None, room="training")
@@ -65,7 +67,7 @@ def request_of(job: Job, model: nn.Module) -> tuple[Request, bytes]:
 
 
 class ScriptRun(RoomRun[TrainingPlan, TrainResult]):
-    """A run of a script, held by this process until it is closed."""
+    """A script's run, which this process holds until it is closed."""
 
     def __init__(self, job: Job, outcome: TrainingOutcome, model: nn.Module, asked: RunOptions) -> None:
         check_given(job)
@@ -82,7 +84,8 @@ class ScriptRun(RoomRun[TrainingPlan, TrainResult]):
             raise
 
     def refuse_changed_modules(self) -> None:
-        """Refuse to go on where a module that the job's file imports has changed; of other modules of the script it is told."""
+        """Refuse to resume if a module imported by the job's file has changed; changes in other modules of the script
+        cause a warning."""
         known, now = kept_modules(self.session.folder) or {}, imported_modules(IMPORTED)
         changed = [name for name, digest in now.items() if known.get(name, digest) != digest]
         if changed and not without_a_step(self.session.folder.path):
@@ -92,7 +95,8 @@ class ScriptRun(RoomRun[TrainingPlan, TrainResult]):
         return plan_in(file)
 
     def accept(self, kept: TrainingPlan) -> TrainingPlan | None:
-        """The plan that the run was begun with: another would not give the same bits, unless that is wanted (`adopt`)."""
+        """The plan that the run was started with: another would not give the same bits, unless that is accepted
+        (`adopt`)."""
         given, folder = self.outcome.chosen, self.session.folder.path
         if kept.techniques == given.techniques:
             return kept
@@ -108,7 +112,7 @@ class ScriptRun(RoomRun[TrainingPlan, TrainResult]):
 
     @abstractmethod
     def check_kept(self, plan: TrainingPlan) -> None:
-        """Refuse a plan that the folder keeps, is not the one given, and can't be used for the job."""
+        """Refuse a stored plan that is not the given one and can't be used for the job."""
 
     def choose(self) -> TrainingOutcome:
         note(self.session.folder.path, Planning(self.session.request.memory))
@@ -127,7 +131,7 @@ class ScriptRun(RoomRun[TrainingPlan, TrainResult]):
 
 
 class ScriptRunHere(ScriptRun):
-    """In the script's own process. `worker`: who tries things of a job file, if the model is the file's."""
+    """In the script's own process. `worker`: tries things in child processes, if the model is the job file's own."""
 
     def __init__(
         self, job: Job, outcome: TrainingOutcome, model: nn.Module, asked: RunOptions, worker: Worker | None = None
@@ -139,7 +143,8 @@ class ScriptRunHere(ScriptRun):
         check_named(self.job, plan.techniques, self.model if self.worker is None else None, self.worker)
 
     def steps(self) -> Iterator[tuple[int, float, Any]]:
-        """Train: number, loss and metrics of every step. Whoever stops asking leaves a run that can be gone on with."""
+        """Train: number, loss and metrics of every step. A caller that stops requesting steps leaves a run that can be
+        resumed."""
         with self.session, self.session.noting_failure(), handlers_restored():
             expected = expected_batches(self.plan)
             made = Training(self.job, self.plan.techniques, self.recording(), silent, expected, self.model)
@@ -156,12 +161,12 @@ class ScriptRunHere(ScriptRun):
                 made.feed.close()
                 made.recorder.close()
             asked = made.recorder.signal
-        if asked and not made.course.over(made.number):  # saved; now the signal does what it would have done
+        if asked and not made.course.over(made.number):  # saved: now the signal takes its normal effect
             deliver(asked)
 
     def ended(self, made: Training) -> None:
-        """Say how it ended, in the folder, and leave the weights in the model."""
-        result = made.ended()
+        """Record the end in the folder, and leave the weights in the model."""
+        result = made.finish()
         self.session.end(self, self.plan, result)
         if result.unsaved:
             raise Mistake(result.unsaved)
@@ -169,4 +174,4 @@ class ScriptRunHere(ScriptRun):
 
 
 def silent(event: Event) -> None:
-    """The folder has it."""
+    """Ignores an event, because the folder has it."""

@@ -1,4 +1,4 @@
-"""Steps of a script, in its own process: a training that is kept in a folder, and one that is not."""
+"""A script's training steps in its own process, with or without a run folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from shoestring.training.plan import TrainingOutcome, TrainingPlan
 from shoestring.training.progress import Progress
 from shoestring.training.technique import TrainingTechnique
 
-SHORT = {dtype: name for name, dtype in DTYPES.items()}  # of dtypes whose products may kill a process
+SHORT = {dtype: name for name, dtype in DTYPES.items()}  # names of dtypes whose products may crash the process
 ScriptStep = tuple[int, float, Any]  # number, loss, and metrics of the validation after it
 
 
@@ -53,14 +53,15 @@ def kept_steps(
 
 
 def worker_of(job: Job, model: nn.Module | None) -> Worker | None:
-    """Who tries things of a job file in a child process, where its own model is trained and not another one."""
+    """The worker that tries things of a job file in child processes, if the file's own model is trained and not another
+    one."""
     return workers(1) if job.origin is not None and model is None else None
 
 
 def steps_here(
     job: Job, techniques: tuple[TrainingTechnique, ...], model: nn.Module | None
 ) -> Generator[ScriptStep, None, None]:
-    """Train in this process, by techniques that can be used for the job."""
+    """Train in this process with techniques that can be used for the job."""
     if model is None:
         random_state.seed(job.seed)
         model = valued(job.model(), job).to("cuda" if torch.cuda.is_available() else "cpu")
@@ -68,7 +69,7 @@ def steps_here(
             warnings.warn(f"the job's weights: {found.note}", stacklevel=6)
     random_state.seed(job.seed)
     for dtype in {parameter.dtype for parameter in model.parameters() if parameter.device.type == "cpu"}:
-        if dtype in SHORT:  # Precision asks for itself
+        if dtype in SHORT:  # Precision checks it itself
             require(SHORT[dtype])
     feed = Feed(job)
     counted_job = replace(job, steps=feed.steps_in_all, epochs=0) if feed.steps_in_all else job

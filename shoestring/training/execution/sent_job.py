@@ -30,7 +30,7 @@ from shoestring.core.given import GivenData
 from shoestring.core.job import Job
 from shoestring.jobfile import loaded_job
 from shoestring.runs.export import model_of
-from shoestring.training.execution.script_run import described
+from shoestring.training.execution.script_run import job_description
 
 SCRIPT = "shoestring_script"  # module name under which a worker imports the script
 JOB = "job.pickle"
@@ -121,7 +121,7 @@ def send_job(job: Job, model: nn.Module | None, folder: Path, devices: int) -> J
     file = folder / f"{name}.py"
     folders = (Path(one).resolve() for one in sys.path)
     path = [str(one) for one in folders if not (one / JOB).exists()]  # without folders of sent jobs, which come and go
-    seen = described(
+    seen = job_description(
         job, model_of(job.model) if model is None else model
     )  # so the same job has the same file wherever it lies
     file.write_text(

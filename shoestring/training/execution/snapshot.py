@@ -1,4 +1,4 @@
-"""The whole state of a run in training: a snapshot of it for a checkpoint, and a run restored from one."""
+"""The whole state of a training run: a snapshot for a checkpoint, and restoring a run from one."""
 
 from __future__ import annotations
 
@@ -18,16 +18,8 @@ from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import RunCheckpoint
 from shoestring.runs.saver import Snapshot
 
-KERNELS = ("fused", "foreach")  # the plan's to choose, not the checkpoint's
-PARTS = (
-    "step",
-    "model",
-    "optimizer",
-    "feed",
-    "chances",
-    "parts",
-    "best",
-)  # what a checkpoint's state must have to be put back
+KERNELS = ("fused", "foreach")  # chosen by the plan, not by the checkpoint
+PARTS = ("step", "model", "optimizer", "feed", "chances", "parts", "best")  # required parts of a checkpoint's state
 
 
 def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Snapshot:
@@ -45,7 +37,7 @@ def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None)
         else:
             seen[place] = name
             weights[name] = value
-    for name, one in parted(run).items():
+    for name, one in divided_weights(run).items():
         if one.parameter in seen:
             aliases[name] = seen[one.parameter]
         else:
@@ -66,15 +58,16 @@ def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None)
     return Snapshot(step, weights, aliases, state)
 
 
-LEFT_OUT = ("optimizer", "feed", "chances", "best", "on_disk")  # of a snapshot of the weights alone
+LEFT_OUT = ("optimizer", "feed", "chances", "best", "on_disk")  # left out of a snapshot of the weights alone
 
 
 def best_snapshot(run: Run, feed: Feed, step: int, metrics: Mapping[str, float]) -> Snapshot:
-    """The weights after a step, wherever they are, with the metrics that they are the best by; nothing that training goes on from."""
+    """The weights after a step, wherever they are stored, with the metrics that make them the best; training can't be
+    resumed from this."""
     found = snapshot_of(run, feed, step, None)
     weights, aliases = dict(found.weights), dict(found.aliases)
     seen: dict[Any, str] = {}
-    for name, one in stored_weights(run).items():  # those on disk; of a weight with several names, the first
+    for name, one in stored_weights(run).items():  # those on disk; a weight with several names only under the first
         if name not in weights and name not in aliases:
             first = seen.setdefault(getattr(one, "parameter", name), name)
             if first == name:
@@ -87,12 +80,13 @@ def best_snapshot(run: Run, feed: Feed, step: int, metrics: Mapping[str, float])
 
 
 def dense(value: Any) -> bool:
-    """Whether a value of a model's state is a tensor as files of weights have them; others, such as sparse buffers, are packed."""
+    """Whether a value in a model's state is a dense tensor, as files of weights contain; others, such as sparse
+    buffers, are packed."""
     return isinstance(value, Tensor) and value.layout is torch.strided
 
 
 def restore(checkpoint: RunCheckpoint, run: Run, feed: Feed) -> dict[str, Any]:
-    """Bring a run to where a checkpoint was taken; gives what else it says. The random states are set last."""
+    """Restore a run from a checkpoint; returns the rest of the checkpoint's state. Random states are set last."""
     state, weights = checkpoint.state(), checkpoint.weights()
     if differ := set(on_disk(run)) ^ set(state.get("on_disk", ())):
         raise Mistake(
@@ -121,7 +115,7 @@ def restore(checkpoint: RunCheckpoint, run: Run, feed: Feed) -> dict[str, Any]:
             value.copy_(found)
     if state["model"]:
         run.model.load_state_dict(state["model"], strict=False)
-    for name, one in parted(run).items():
+    for name, one in divided_weights(run).items():
         one.take(weights[weights.metadata.get(f"alias {name}", name)])
     put_optimizer_state(run, state["optimizer"])
     for name, part in run.state.items():
@@ -136,7 +130,7 @@ def restore(checkpoint: RunCheckpoint, run: Run, feed: Feed) -> dict[str, Any]:
 
 
 def optimizer_state(run: Run) -> dict[str, Any]:
-    """The optimizer's state as one process would have it."""
+    """The optimizer's state as a single process would have it."""
     state = run.optimizer.state_dict()
     for part in reversed(run.state_that(DividesOptimizer)):
         state = part.whole_optimizer(state)
@@ -144,9 +138,9 @@ def optimizer_state(run: Run) -> dict[str, Any]:
 
 
 def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
-    """Bring the optimizer to such a state; which kernels it runs stays as it is.
+    """Load such a state into the optimizer, keeping the choice of kernels.
 
-    Its groups stay the same objects: techniques know them by their weights, and a rate that changes later must be seen there.
+    Parameter groups stay the same objects: techniques hold references to them, and must see later changes of the rate.
     """
     groups = run.optimizer.param_groups
     if len(groups) != len(whole["param_groups"]):
@@ -173,7 +167,7 @@ def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
     run.optimizer.param_groups = groups
 
 
-def parted(run: Run) -> dict[str, Any]:
+def divided_weights(run: Run) -> dict[str, Any]:
     """The weights of which every worker holds a part, by name."""
     return {
         name: one
@@ -184,23 +178,23 @@ def parted(run: Run) -> dict[str, Any]:
 
 
 def on_disk(run: Run) -> list[str]:
-    """The parts whose state is a file that only they can read."""
+    """The parts of the run's state that are in a file only they can read."""
     return [name for name, part in run.state.items() if isinstance(part, LivesOnDisk)]
 
 
 def beside_model(run: Run) -> list[str]:
-    """The parts with weights that are trained beside the model's."""
+    """The parts of the run's state with weights that are trained beside the model's."""
     return [name for name, part in run.state.items() if isinstance(part, TrainsBeside)]
 
 
 def left_out(run: Run) -> list[str]:
-    """The buffers that the model's state_dict leaves out: a run that goes on needs them, and other people's tools do not know them."""
+    """The buffers that the model's state_dict leaves out: needed to resume a run, but unknown to other tools."""
     state = run.model.state_dict()
     return [name for name, _ in run.model.named_buffers(remove_duplicate=False) if name not in state]
 
 
 def in_memory(run: Run) -> dict[str, Any]:
-    """The model's state_dict but for weights that are kept elsewhere, and the buffers that it leaves out."""
+    """The model's state_dict without weights that are stored elsewhere, and the buffers that it leaves out."""
     elsewhere = stored_weights(run)
     state = {name: value for name, value in run.model.state_dict().items() if name not in elsewhere}
     for name, buffer in run.model.named_buffers(remove_duplicate=False):

@@ -1,6 +1,6 @@
-"""Tasks of training and measuring, and the table of all tasks by which a worker process knows what it was sent.
+"""Tasks of training and measuring, and the table by which a worker process recognises its task.
 
-Those of planning are in training/evidence/tasks.py, because the planner makes them.
+The planner's tasks are in training/evidence/tasks.py, because the planner makes them.
 """
 
 from __future__ import annotations
@@ -32,21 +32,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How training ended: done, `stopped` because somebody asked for it, or `unsaved`."""
+    """How training ended: finished, `stopped` on request, or `unsaved`."""
 
-    steps: int = 0  # that the run stands at
-    losses: tuple[float, ...] = ()  # of the steps that this process did
-    state: Mapping[str, Any] = field(default_factory=dict)  # what techniques say of their course, by part
-    measured: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # figures by name; where there is a folder, of the whole run
+    steps: int = 0  # the last step of the run
+    losses: tuple[float, ...] = ()  # of the steps done by this process
+    state: Mapping[str, Any] = field(default_factory=dict)  # readable state of techniques, by name
+    measured: Mapping[str, Any] = field(default_factory=dict)  # figures by name; of the whole run if there is a folder
     world: int = 1  # workers
-    workers: tuple[Mapping[str, Any], ...] = ()  # of every worker: peak_bytes, process_bytes, steps, sent
+    workers: tuple[Mapping[str, Any], ...] = ()  # per worker: peak_bytes, process_bytes, steps, sent
     weights_sha256: str = ""
-    shown: str = ""  # what the job's `show` said of the trained model
-    stopped: int | None = None  # the last step that is saved; None: it was not asked to stop
+    shown: str = ""  # the result of the job's `show` for the trained model
+    stopped: int | None = None  # the last saved step; None: it was not asked to stop
     unsaved: str = ""  # why the last weights could not be saved
-    restarts: int | None = None  # times that the group was formed again; None: there is no group
+    restarts: int | None = None  # times that the group was formed again; None: no group
     recovery_seconds: tuple[float, ...] = ()  # from each death to the next step
 
     @property
@@ -61,9 +59,9 @@ class TrainTask(StepsTask[TrainResult]):
     kind: ClassVar[str] = "train"
     result: ClassVar[type[Any]] = TrainResult
     resumes: ClassVar[bool] = True
-    recording: RecordingSettings | None = None  # the run folder, where it may go on from; None: nothing is kept
-    weights: str = ""  # a file to write the trained weights to
-    expected: ExpectedBatches = field(default_factory=ExpectedBatches)  # of the batches, by the plan
+    recording: RecordingSettings | None = None  # the run folder, from which it may resume; None: nothing is stored
+    weights: str = ""  # a file for the trained weights
+    expected: ExpectedBatches = field(default_factory=ExpectedBatches)  # expected batch sizes, from the plan
 
     @property
     def run_folder(self) -> str:
@@ -86,21 +84,21 @@ class TrainTask(StepsTask[TrainResult]):
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    ways: Mapping[str, tuple[Rate, ...]]  # to add up, and what messages take in each, by rising size
-    memory: float  # bytes that sending takes of the process
+    ways: Mapping[str, tuple[Rate, ...]]  # all-reduce algorithms with the rates of their messages, by rising size
+    memory: float  # bytes of the process that sending takes
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkSpeedTask(Task[LinkSpeed]):
-    """Measure, with the other workers that are given the same store, how fast they can talk."""
+    """Measure communication speed, together with the other workers that get the same store."""
 
     room: ClassVar[str] = ROOM
     kind: ClassVar[str] = "link speed"
     result: ClassVar[type[Any]] = LinkSpeed
     rank: int
     world: int
-    same_machine: bool  # they share one machine's memory
-    store: str  # a file by which they find each other
+    same_machine: bool  # whether they share one machine's memory
+    store: str  # a file through which they find each other
 
     def perform(self, tell: Tell, link: Link | None) -> LinkSpeed:
         from shoestring.training.execution import evidence

@@ -1,8 +1,9 @@
-"""Training in a worker process: the loop's steps, each of them noted; with a run folder in the task, recorded there and gone on with.
+"""Training in a worker process: the steps of the loop, each reported as an event; with a run folder, recorded there and
+resumed.
 
-the first two steps    under the tracker: what the tensors need is measured
-the first validation   under the tracker too; where nothing is recorded (a trial), one of the largest held-out batch at the end
-the others             as the loop does them, unless a batch comes that is larger than those that were tracked
+the first two steps tracked: their tensor memory is measured the first validation tracked too; in a trial, which is not
+recorded, one on the largest held-out batch, at the end the other steps not tracked, unless a batch is larger than those
+tracked so far
 """
 
 from __future__ import annotations
@@ -55,26 +56,27 @@ from shoestring.training.progress import Progress
 from shoestring.training.technique import TrainingTechnique, making
 from shoestring.training.validation import SilentObserver, run_validation
 
-SHOWN = 1 << 28  # bytes of weights on disk: of more, nothing is shown
+SHOWN = 1 << 28  # bytes of weights on disk; above this, nothing is shown
 
-Tell = Callable[[Event], None]  # brings an event to the launcher
+Tell = Callable[[Event], None]  # passes an event to the launcher
 
 
 def train(task: TrainTask, tell: Tell, link: Link | None = None) -> TrainResult:
     """Train, alone or as a worker of a group."""
     training = Training(job_of(task, link), techniques_of(task.techniques), task.recording, tell, task.expected)
     training.do_steps()
-    return training.ended(task.weights)
+    return training.finish(task.weights)
 
 
 def trial(task: TrialTask, tell: Tell, link: Link | None = None) -> TrialResult:
-    """A few real steps, to see how large this process grows."""
+    """Run a few real steps to see how large this process grows."""
     expects = ExpectedBatches(tracked=task.tracked)
     training = Training(
         job_of(task, link if task.together else None), techniques_of(task.techniques), None, tell, expects
     )
     largest = largest_batches(training.job, task.largest, training.run)
-    # At the end: what the allocator keeps back of smaller ones does not serve them, while memory of the largest serves all that follow
+    # Last: memory that the allocator keeps of smaller batches can't be used for it, while its own can be used for all
+    # that follow
     training.batches = (
         chain(islice(training.batches, max((task.steps or 0) - len(largest), 0)), largest)
         if largest
@@ -87,7 +89,7 @@ def trial(task: TrialTask, tell: Tell, link: Link | None = None) -> TrialResult:
 
 
 def largest_batches(job: Job, numbers: tuple[int, ...], run: Run) -> list[Batch]:
-    """The batches that were planned for, if they are not the first ones: twice the first of them."""
+    """The batches that the plan is for, unless they are the first ones; the first of them twice."""
     jobs = [planned_for(job, batch) for batch in batches_at(job, numbers)] or [job] * (job.largest is not None)
     return [
         batch
@@ -97,7 +99,7 @@ def largest_batches(job: Job, numbers: tuple[int, ...], run: Run) -> list[Batch]
 
 
 class Training:
-    """The training of one process, of the job's model or this very one, and what it has noted so far."""
+    """The training of one process, of the job's model or the given one, and what it measured so far."""
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class Training:
         self.link = self.job.link
         self.feed = Feed(self.job)
         self.feed.start()
-        self.wanted = self.feed.steps_in_all  # 0: nobody knows
+        self.wanted = self.feed.steps_in_all  # 0: unknown
         self.recorder = Recorder(recording, self.wanted, tell, self.link) if recording else None
         expects = expects or ExpectedBatches()
         self.tracker = Tracker(forgiving=True)
@@ -123,24 +125,24 @@ class Training:
         self.run = replace(run, state={**run.state, "course": self.course})
         if self.recorder:
             self.recorder.note_modules(begins=True)
-        self.number = self.recorder.resume(self.run, self.feed) if self.recorder else 0  # the last step that is done
+        self.number = self.recorder.resume(self.run, self.feed) if self.recorder else 0  # the last step done
         self.losses: list[float] = []
-        self.history = History()  # where no folder keeps it
+        self.history = History()  # used without a folder
         self.meter = Meter(self.run)
         self.batches: Iterator[Batch] = self.course.batches()
         self.sizes = BatchSizes(expects, recording.memory if recording else None, run.team.assignment.parts, self.warn)
-        self.tensors: dict[str, Any] = {"peak_bytes": 0}  # what they needed at most
-        self.noted = self.told = 0  # tracked steps of which the tensors' need was noted; bytes that were told of them
+        self.tensors: dict[str, Any] = {"peak_bytes": 0}  # their peak so far
+        self.noted = self.told = 0  # tracked steps whose memory was read; bytes that were reported
         self.last: list[Any] = []  # the batch of the last step,
-        self.loss: Any = None  # and its loss: both stand while it is validated
+        self.loss: Any = None  # and its loss: both stay in memory during a validation
         self.holders = Holders(self.job, self.feed.held)
         if expects.tracked:
             self.course.watch = Watching(self.run, self.tracker, self.holders, lambda: (self.last, self.loss))
-        self.untracked = ""  # why the tracker failed, once that was told
+        self.untracked = ""  # why the tracker failed, once that was reported
         self.step_begun = time.perf_counter()
 
-    def ended(self, file: str = "") -> TrainResult:
-        """How training ended, with what there is to tell of the trained model; its weights are written to a file, if there is a name."""
+    def finish(self, file: str = "") -> TrainResult:
+        """How training ended, with the results of the trained model; its weights are written to `file`, if given."""
         if self.recorder is None:
             self.validate_once()
         result = self.result()
@@ -150,7 +152,7 @@ class Training:
         return replace(result, weights_sha256=digest, shown=shown)
 
     def result(self) -> TrainResult:
-        """The last step is done: how that ended."""
+        """The last step is done: how training ended."""
         self.feed.close()
         self.run.team.assignment.end()
         found = self.link.objects(
@@ -191,22 +193,22 @@ class Training:
         )
 
     def do_steps(self) -> None:
-        """Train until it is over, or somebody asks to stop."""
+        """Train until the end, or until asked to stop."""
         for _ in self.each():
             pass
 
     def each(self) -> Iterator[int]:
-        """The same step by step, for who wants to do something in between: the number of each when it is done."""
+        """The same, yielding the number of each step when it is done."""
         if (
             self.number and self.recorder and self.course.due(self.number) and self.run.team.synchronised()
         ):  # it was stopped before that
             self.recorder.validate(self.run, self.course)
         if (
             self.number and self.run.team.assignment.counts_steps and self.course.over(self.number)
-        ):  # it was over, and only its end was missing
+        ):  # it was over, only its end was missing
             return
         with suppress(GroupDone):  # the first worker has counted them
-            for loss in self.stepped():
+            for loss in self.tracked_losses():
                 go_on = self.note_step(loss)
                 yield self.number
                 if not go_on:
@@ -216,19 +218,19 @@ class Training:
         elif not self.number and self.run.team.assignment.counts_steps:
             raise Mistake("the job's data yields no batch: nothing to train on")
 
-    def stepped(self) -> Iterator[Any]:
-        """The losses of all steps. Those are tracked of which `sizes` wants to know what they need."""
+    def tracked_losses(self) -> Iterator[Any]:
+        """The losses of all steps. Steps are tracked if `sizes` asks for their memory."""
         loss: Any = None
         for batch in self.batches:
             self.last[:] = [batch]
-            if self.sizes.count >= TRACKED:  # and then whenever there is something new to tell
+            if self.sizes.count >= TRACKED:  # and later whenever there is something new to report
                 self.note_tensors()
             if self.sizes.tracks(batch, self.number + 1) and not self.tracker.failed:
                 watch = watch_run(
                     self.run, self.tracker, self.holders
-                )  # what was made while it looked away stands there too,
+                )  # what was made while it was off is in memory too,
                 if loss is not None:
-                    self.tracker.look(self.tracker.hold, (loss,))  # and so does the loss before
+                    self.tracker.look(self.tracker.hold, (loss,))  # and so is the last loss
                 for loss in tracked_steps(watch, (batch,), self.tracker):
                     yield loss
             else:
@@ -236,15 +238,15 @@ class Training:
                     yield loss
 
     def warn(self, text: str) -> None:
-        """Tell of something that the user should know before the next step."""
+        """Warn the user before the next step."""
         self.recorder.tell(Warned(text)) if self.recorder else self.tell(Warned(text, time=time.time()))
 
     def note_step(self, loss: Any) -> bool:
-        """Note a step that is done; gives whether there is to be another."""
+        """Report a finished step; returns whether another one follows."""
         self.number += 1
         imagined = (
             self.link.world > 1 and self.link.imagined
-        )  # what others would have sent is missing: bytes count, numbers do not
+        )  # an imagined group's messages are missing: bytes count, numbers do not
         self.loss = loss
         self.losses.append(float(loss) if imagined else finite(float(loss), self.number))
         seconds = time.perf_counter() - self.step_begun
@@ -263,7 +265,7 @@ class Training:
         )
         go_on = self.recorder.after(self.run, self.course, step) if self.recorder else True
         if self.course.validated_at == self.number and self.noted:
-            self.validated()
+            self.note_validation()
         if self.recorder and (told := told_after(self.run, self.meter.steps, self.tensors["peak_bytes"])) is not None:
             self.recorder.tell(replace(told, step=self.number))
         self.meter.begin()
@@ -274,14 +276,14 @@ class Training:
         self.step_begun = time.perf_counter()
         return go_on and not (self.run.team.assignment.counts_steps and self.course.over(self.number))
 
-    def validated(self) -> None:
-        """The first validation after the first steps is done: what its tensors needed counts as theirs."""
+    def note_validation(self) -> None:
+        """The first validation after the first steps is done: include its tensor memory."""
         if type(self.course.watch) is Watching:
             self.course.watch = SilentObserver()
             self.note_tensors(validated=True)
 
     def validate_once(self) -> None:
-        """Validate as a run would, on the largest held-out batch alone, to see what that needs; nobody wants to know how good it is."""
+        """Validate on the largest held-out batch alone, to measure its memory; the metrics are ignored."""
         if not self.job.validates or not self.losses or not self.run.team.assignment.counts_steps:
             return
         if self.job.validate is not None:
@@ -292,19 +294,19 @@ class Training:
         self.note_tensors(validated=True)
 
     def note_tensors(self, validated: bool = False) -> None:
-        """Note what the tensors of this worker needed in the steps that were tracked, if more were since the last time, or in a validation.
-        Workers that wait for each other tell of their first steps, and of what they do together, together; of later steps, whose batches
-        differ from worker to worker, at the end."""
+        """Report this worker's tensor memory in tracked steps, if there are new ones, or in a validation. Synchronous
+        workers report their first steps and joint work together, and later steps, whose batches differ between workers,
+        at the end."""
         if not self.sizes.count or (self.noted == self.sizes.count and not validated):
             return
         together, self.noted = validated or not self.noted, self.sizes.count
         self.tracker.look(self.note_need)
         if self.tracker.failed:
-            self.tensors = {"peak_bytes": 0}  # what was seen before is not all
+            self.tensors = {"peak_bytes": 0}  # what was seen before is incomplete
             self.tell_untracked()
         if self.run.team.assignment.asynchronous or not (
             together or self.link.world == 1
-        ):  # asynchronous workers tell of theirs at the end
+        ):  # asynchronous workers report theirs at the end
             return
         own = self.tensors["peak_bytes"]
         self.told = max(self.run.team.objects(own)) if together else own
@@ -312,7 +314,7 @@ class Training:
             self.recorder.tell(Measured(self.told, self.tensors["flops"], self.tensors["where"], self.tensors["parts"]))
 
     def note_need(self) -> None:
-        """Read off the tracker's log what the tensors needed."""
+        """Read the tensor memory from the tracker's log."""
         log, highest = self.tracker.log, peak(self.tracker.log)
         self.tensors = {
             "peak_bytes": highest.bytes,
@@ -322,7 +324,7 @@ class Training:
         }
 
     def tell_untracked(self) -> None:
-        """Tell once that the tracker failed. It only looks on, so the weights do not depend on it."""
+        """Report once that the tracker failed. It only observes, so weights do not depend on it."""
         if not self.untracked:
             self.untracked = self.tracker.failed
             self.warn(
@@ -331,7 +333,7 @@ class Training:
             )
 
     def figures(self, workers: list[Any]) -> dict[str, Any]:
-        """What was measured: of the whole run where a folder has its events, else of these steps."""
+        """The measured figures: of the whole run if a folder has its events, else of these steps."""
         if self.recorder:
             return measured(History().read(self.recorder.folder.path))
         self.history.add(measured_by(workers))
@@ -342,7 +344,7 @@ class Training:
 
 
 def readable_state(run: Run) -> dict[str, Any]:
-    """The state of every technique whose state is numbers and text only: the report shows it."""
+    """The state of every technique that consists of numbers and text only, for the report."""
 
     def plain(value: Any) -> bool:
         if isinstance(value, dict):
@@ -368,7 +370,8 @@ def made_run(
     tracker: Tracker | None,
     model: nn.Module | None = None,
 ) -> Run:
-    """The run that the techniques make of the job, and of its model or this very one; without a tracker, the model is not looked at."""
+    """The job's run with techniques applied, for the job's model or the given one; without a tracker, the model is not
+    inspected."""
     resumed = recorder.look() if recorder else False
     with making(techniques):
         if model is None:
@@ -385,7 +388,7 @@ def made_run(
 
 
 def check_same_weights(model: nn.Module, link: Link) -> None:
-    """Refuse to train one model that workers began with different weights."""
+    """Refuse to train if workers started with different weights."""
     if link.world == 1 or link.imagined:
         return
     digest = xxh3_64()
@@ -403,9 +406,9 @@ def check_same_weights(model: nn.Module, link: Link) -> None:
 
 @calls_user("show")
 def trained_model(job: Job, run: Run, file: str, warn: Callable[[str], None]) -> tuple[str, str]:
-    """The digest of the trained weights and what the job's `show` says of them; they are written to a file, if there is a name."""
+    """The digest of the trained weights and the result of the job's `show`; weights are written to `file`, if given."""
     found = {name: value for name, value in weights(run).items() if hasattr(value, "dtype")}
-    if run.team.link.rank and not stored_weights(run):  # the first worker has the same weights and tells of them
+    if run.team.link.rank and not stored_weights(run):  # the first worker has the same weights and reports them
         return "", ""
     digest, shown = (
         weights_sha256({name: value for name, value in digest_state(run).items() if hasattr(value, "dtype")}),
@@ -422,7 +425,7 @@ def trained_model(job: Job, run: Run, file: str, warn: Callable[[str], None]) ->
         try:
             with torch.no_grad(), run.outside.usable(), guarded_outside(run):
                 shown = job.show(run.model) if run.team.link.rank == 0 else ""
-        except Exception as error:  # of a model that diverged, say: the run is no less finished
+        except Exception as error:  # of a diverged model, for example: the run is finished all the same
             warn(f"the job's show failed: {failure_text(error)}; the weights are saved")
     if file:
         write_tensors(Path(file), found)

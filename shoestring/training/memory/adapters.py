@@ -342,7 +342,7 @@ def replace_in(
 
 
 def trained_state(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a run, all that training changes: the updates, what is trained as it is, and buffers."""
+    """The part of a run's weights that training changes: the updates, weights trained in full, and buffers."""
     found = {name: weights[name] for name in (*state["also"], *state["buffers"]) if name in weights}
     for kind in "AB":
         found |= {f"{name}.lora_{kind}".lstrip("."): one for name, one in state[kind].items()}

@@ -94,7 +94,7 @@ class Allocator(TrainingTechnique):
 
     @property
     def family(self) -> str:
-        return text(self)  # the kinds differ too much to be one family with a knob
+        return text(self)  # the kinds differ too much to count as one family
 
     def refusal(self, ledger: Ledger) -> str:
         if self.kind in LIBRARIES and not library(self.kind):

@@ -69,7 +69,7 @@ class PaperMesh:
             return f"sharding {self.sharding} is not planned on paper; 0, 1 and 3 are"
         return ""
 
-    def checked(self, model: Transformer, batch: int, machines: Machines) -> PaperMesh:
+    def check_mesh(self, model: Transformer, batch: int, machines: Machines) -> PaperMesh:
         if why := self.wrong(model, batch, machines):
             raise Mistake(f"{self}: {why}")
         return self

@@ -52,7 +52,7 @@ def bubble_share(stages: int, pieces: int, virtual: int = 1) -> float:
 
 
 def step(job: PaperJob, mesh: PaperMesh, machines: Machines) -> PaperStepSeconds:
-    mesh.checked(job.model, job.batch, machines)
+    mesh.check_mesh(job.model, job.batch, machines)
     pieces, blocks = mesh.pieces(job.batch), job.model.layers // mesh.stage
     one = block_work(job.model, machines, job.precision, mesh.micro_batch, mesh.tensor)
     head = head_work(job.model, machines, job.precision, mesh.micro_batch, mesh.tensor, job.metrics)

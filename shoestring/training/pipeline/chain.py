@@ -346,7 +346,7 @@ def chain_from_walk(walk: ProbeWalk, blocks: Mapping[str, nn.Module], loss: obje
     written = changed_later(walk)
     if isinstance(loss, Tensor) and (number := walk.number_of(loss)) is not None:
         walk.flow.note_use(number, loss)
-    reached = walk.flow.reached(loss)
+    reached = walk.flow.values_with_gradient(loss)
     crossing = [
         tuple(
             Value(number, walk.sizes[number], number in reached[call], number in written)

@@ -98,7 +98,7 @@ class Pipe:
         return found
 
     @property
-    def carried(self) -> float:
+    def carried_seconds(self) -> float:
         """Seconds that a message travels while both workers compute."""
         workers = self.ledger.workers
         largest = max((chunk[0].arriving for chunk in self.members[1:]), default=0.0) / self.ledger.slices
@@ -111,7 +111,13 @@ class Pipe:
             each = [sum(sum(self.seconds[chunk]) for chunk in self.of(worker)) for worker in range(self.stages)]
             return self.pieces * max(each) + (sum(each) - max(each)) / self.flush
         return schedule_seconds(
-            self.schedule, self.stages, self.pieces, self.chunks, tuple(self.seconds), self.carried, self.ledger.slices
+            self.schedule,
+            self.stages,
+            self.pieces,
+            self.chunks,
+            tuple(self.seconds),
+            self.carried_seconds,
+            self.ledger.slices,
         )
 
     def of(self, worker: int) -> range:
@@ -158,7 +164,7 @@ class Pipe:
             splitting=replace(ledger.splitting, adding_seconds=ledger.splitting.adding_seconds * share),
             allocation=replace(ledger.allocation, allocated=ledger.allocation.allocated / self.stages),
             traffic=self.part_of(ledger.traffic, len(own) / len(self.units))
-            + Traffic(sent=self.sent(worker), waiting=latest),
+            + Traffic(sent=self.sent_bytes(worker), waiting=latest),
             workers=replace(ledger.workers, stages=self.stages),
         )
 
@@ -198,7 +204,7 @@ class Pipe:
         )
         return tuple(one / whole if whole else 1 / self.stages for one in held)
 
-    def sent(self, worker: int) -> float:
+    def sent_bytes(self, worker: int) -> float:
         """Bytes that a worker sends in a step: its chunks' outputs forward, and the gradients of their inputs."""
         return self.pieces * sum(
             (self.members[chunk + 1][0].arriving if chunk + 1 < len(self.cut) else 0.0)
@@ -230,7 +236,7 @@ class Pipe:
             )
 
         order = in_slices(orders(self.schedule, self.stages, self.pieces, self.chunks), self.ledger.slices)
-        timeline = timeline_of(order, seconds, self.carried)
+        timeline = timeline_of(order, seconds, self.carried_seconds)
         bubble = self.bubble if self.schedule == STASHING else idle_share(timeline)
         return Staging(
             self.cut,

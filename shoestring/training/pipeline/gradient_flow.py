@@ -57,7 +57,7 @@ class GradientFlow(Generic[K]):
         }  # a view that was written to gets a new node here
         self.cuts.append((next_node_number(), found))
 
-    def reached(self, loss: object) -> list[set[K]]:
+    def values_with_gradient(self, loss: object) -> list[set[K]]:
         """For every cut, the values that get a gradient over it."""
         edges: set[Edge] = set()
         seen: set[Node] = set()

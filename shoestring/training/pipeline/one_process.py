@@ -89,7 +89,7 @@ class StagesHere:
                 turn[rank] = next(doing[rank], None)
                 ended.add(action)
         for engine in self.engines:
-            engine.arrived()
+            engine.wait_for_sends()
         return sum(float(engine.taken_total()) for engine in self.engines)
 
     def weight_gradients(self) -> dict[str, Tensor]:

@@ -109,14 +109,14 @@ def best_cut(chain: Sequence[BlockCost], workers: Workers, stages: int, *, holdi
             f"{bytes_text(least)}; give that much, more stages, or more and smaller pieces",
             least,
         )
-    return search.found(seconds, holding.memory)
+    return search.first_cut(seconds, holding.memory)
 
 
 def least_demanding(chain: Sequence[BlockCost], workers: Workers, stages: int, holding: Holding) -> StageCut:
     """The cut whose largest stage needs the least memory, and of those the fastest."""
     search = PartitionSearch(chain, workers, stages, holding)
     least = search.least_memory()
-    return search.found(search.least_seconds(least), least)
+    return search.first_cut(search.least_seconds(least), least)
 
 
 class PartitionSearch:
@@ -148,7 +148,7 @@ class PartitionSearch:
             best = np.maximum(values[held], best).min(-1)
         return float(best[0])
 
-    def found(self, seconds: float, memory: float) -> StageCut:
+    def first_cut(self, seconds: float, memory: float) -> StageCut:
         """The first cut of which every stage takes at most so much."""
         allowed = {held: (self.times <= seconds) & (need <= memory) for held, need in self.memories.items()}
         reached = [np.arange(self.count + 1) == self.count]  # at [d][i]: whether blocks i.. can be d stages

@@ -188,7 +188,7 @@ class PipeDream(Stages):
         losses = []
         while self.underway:
             losses.append(self.leave(self.now, self.entered))
-        self.arrived()
+        self.wait_for_sends()
         self.drained_at = self.entered
         return losses
 

@@ -279,7 +279,7 @@ class Pipeline(StagedTechnique):
             outside=OutsideSteps(stages.usable, together, stages.evaluate),
             held=HeldWeights(
                 summed,
-                lambda weight: run.held.share(weight) * stages.weights.counted(weight),
+                lambda weight: run.held.share(weight) * stages.weights.counts_for(weight),
                 run.held.elsewhere | stages.weights.elsewhere,
                 {**run.held.shared, **stages.weights.sums_of_tied},
             ),

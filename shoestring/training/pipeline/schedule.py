@@ -262,7 +262,8 @@ def action_text(action: Action) -> str:
 
 
 def held_at_once(orders: Orders) -> tuple[int, ...]:
-    """The most (piece, chunk)s whose activations each worker holds at once: from the forward until the backward, or until that to weights.
+    """The largest number of (micro-batch, chunk) pairs whose activations each worker holds at once: from the forward
+    until the backward, or until its weight half.
 
     >>> held_at_once(orders("1f1b", 3, 8)), held_at_once(orders("gpipe", 3, 8))
     ((3, 2, 1), (8, 8, 8))

@@ -53,7 +53,7 @@ class StageWeights:
         """A weight that this worker uses; any weight, if it uses none."""
         return next((one for name, one in self.by_name.items() if self.uses(name)), next(iter(self.by_name.values())))
 
-    def counted(self, parameter: Tensor) -> bool:
+    def counts_for(self, parameter: Tensor) -> bool:
         """Whether this worker counts a weight where all workers sum something up."""
         return self.users[self.first[parameter]][0] == self.link.rank
 
@@ -107,7 +107,7 @@ class StageWeights:
             if len(users) == self.link.world:
                 continue
             whole = one.data if self.uses(name) else one.detach().new_zeros(one.shape)
-            total = whole.clone() if self.counted(one) else torch.zeros_like(whole)
+            total = whole.clone() if self.counts_for(one) else torch.zeros_like(whole)
             self.link.sum(total.reshape(-1).view(torch.uint8)).wait()
             if not self.uses(name):
                 one.data = total
@@ -139,11 +139,11 @@ class StageWeights:
 
     def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:
         """The optimizer's state of all weights; each weight's comes from its owner."""
-        mine = self.numbered()
+        mine = self.numbered_weights()
         known = {
             number: {key: describe_entry(value, parameter) for key, value in own["state"].get(local, {}).items()}
             for local, (number, parameter) in enumerate(mine)
-            if self.counted(parameter)
+            if self.counts_for(parameter)
         }
         local_of = {number: local for local, (number, _) in enumerate(mine)}
         state: dict[int, dict[str, Any]] = {}
@@ -179,7 +179,7 @@ class StageWeights:
         return StagedTensor(self.link, owner, value)
 
     def own_optimizer(self, whole: dict[str, Any]) -> dict[str, Any]:
-        mine = self.numbered()
+        mine = self.numbered_weights()
         local_of = {number: local for local, (number, _) in enumerate(mine)}
         state = {local_of[number]: entries for number, entries in whole["state"].items() if number in local_of}
         groups, before, local = [], 0, 0
@@ -189,7 +189,7 @@ class StageWeights:
             before, local = before + len(members), local + count
         return {"state": state, "param_groups": groups}
 
-    def numbered(self) -> list[tuple[int, nn.Parameter]]:
+    def numbered_weights(self) -> list[tuple[int, nn.Parameter]]:
         """The weights of this worker's optimizer, with their numbers among all weights."""
         everyone = [parameter for members in self.groups for parameter in members]
         return [(number, one) for number, one in enumerate(everyone) if self.uses(self.first[one])]

@@ -116,7 +116,7 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
     def gradients(self, now: Run, batch: Batch) -> Tensor:
         for _ in self.passes(now, batch):
             pass
-        self.arrived()
+        self.wait_for_sends()
         self.norms.play()
         if now.last:
             add_up_shared(now.held.shared)
@@ -177,7 +177,7 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
                     f"calls where no gradients are recorded (in torch.no_grad, say), and what arrives there needs one: cut "
                     f"elsewhere (balance=)"
                 )
-            found = self.received(absents, walk.takes, action)
+            found = self.receive_inputs(absents, walk.takes, action)
             inputs.extend(one for one in found if one.requires_grad)
             return [
                 one.clone() if value.written and one.requires_grad else one
@@ -209,7 +209,7 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
             self.hand_on(output.values, action)
         return loss
 
-    def received(self, absents: Sequence[Tensor], values: Sequence[Value], action: Action) -> list[Tensor]:
+    def receive_inputs(self, absents: Sequence[Tensor], values: Sequence[Value], action: Action) -> list[Tensor]:
         found = []
         for number, (like, value) in enumerate(zip(absents, values, strict=True)):
             arrived = (
@@ -342,7 +342,7 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
         for held in way.popleft():
             held.wait()
 
-    def arrived(self) -> None:
+    def wait_for_sends(self) -> None:
         """Wait until everything sent has arrived."""
         for way in self.on_the_way.values():
             while way:
@@ -410,7 +410,7 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
             walk = Walk(
                 self.parts,
                 self.ranges[chunk],
-                lambda absents, action=action: self.received(  # type: ignore[misc]
+                lambda absents, action=action: self.receive_inputs(  # type: ignore[misc]
                     absents, self.takes(action.chunk), action
                 ),
             )
@@ -419,14 +419,14 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
                     output = self.run.outside.evaluate(model, batch)
                 except PartComputed:
                     self.hand_on(walk.result(), action)
-                    self.arrived()
+                    self.wait_for_sends()
         if last not in self.chunks:
             walk = Walk(self.parts, range(0), nothing)
             with walk.through():
                 output = self.run.outside.evaluate(model, batch)
-        return self.shared(output, walk)
+        return self.broadcast_output(output, walk)
 
-    def shared(self, output: Any, walk: Walk) -> Any:
+    def broadcast_output(self, output: Any, walk: Walk) -> Any:
         """The last worker's output, sent to all."""
         last = len(self.ranges) - 1
         start, carried = self.ranges[last].start, {value.number for value in self.takes(last)}

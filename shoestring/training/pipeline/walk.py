@@ -197,15 +197,15 @@ class Walk(TorchFunctionMode):
             if not has_absent(args, kwargs):
                 return func(*args, **kwargs)
             self.met = True
-            return func(*self.brought(args), **self.brought(kwargs))
+            return func(*self.substitute_received(args), **self.substitute_received(kwargs))
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not any(map(self.depends, leaves)):
             return self.without_weights(func, args, kwargs, leaves)
         self.used(leaves)
         if self.here:
-            return self.numbered(func(*self.brought(args), **self.brought(kwargs)))
-        out = self.shaped(func, args, kwargs)
-        return out if self.inside else self.numbered(out)
+            return self.number_values(func(*self.substitute_received(args), **self.substitute_received(kwargs)))
+        out = self.shapes_of_call(func, args, kwargs)
+        return out if self.inside else self.number_values(out)
 
     def without_weights(self, func: Any, args: Any, kwargs: Any, leaves: list[Tensor]) -> Any:
         """Code that every worker computes. For random numbers, and values derived from them, all workers use those of
@@ -215,7 +215,7 @@ class Walk(TorchFunctionMode):
             return func(*args, **kwargs)
         self.used(leaves)
         out = func(*args, **kwargs)
-        return out if self.inside else self.numbered(out, drawn=True)
+        return out if self.inside else self.number_values(out, drawn=True)
 
     def depends(self, leaf: Tensor) -> bool:
         """Whether a tensor depends on weights."""
@@ -230,7 +230,7 @@ class Walk(TorchFunctionMode):
         found = self.numbers.get(id(leaf))
         return found[0] if found is not None and found[1]() is leaf else None
 
-    def shaped(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def shapes_of_call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call's result with shapes only. Modes that watch are off, since nothing is computed."""
         leaves, structure = tree_flatten((args, kwargs))
         given = tree_unflatten([self.parts.hollow.get(id(leaf), leaf) for leaf in leaves], structure)
@@ -243,7 +243,7 @@ class Walk(TorchFunctionMode):
                 raise
             return kwargs.get("out", args[0] if args else None)
 
-    def numbered(self, out: Any, given: Collection[int] = (), drawn: bool = False) -> Any:
+    def number_values(self, out: Any, given: Collection[int] = (), drawn: bool = False) -> Any:
         """Number the values that were made between blocks or by a block. An argument (`given`) that a block returns is
         not new."""
         for leaf in tree_leaves(out):
@@ -272,7 +272,7 @@ class Walk(TorchFunctionMode):
         if number in self.wanted:
             self.values[number] = leaf
 
-    def brought(self, given: Any) -> Any:
+    def substitute_received(self, given: Any) -> Any:
         """The arguments with absent tensors replaced by received values."""
         leaves, structure = tree_flatten(given)
         return tree_unflatten([self.real(leaf) if isinstance(leaf, Absent) else leaf for leaf in leaves], structure)
@@ -307,14 +307,14 @@ class Walk(TorchFunctionMode):
             self.enter(number, (args, kwargs))
             if not self.here:
                 given = {id(leaf) for leaf in tree_leaves((args, kwargs))}
-                return self.numbered(self.elsewhere(number, inner, args, kwargs), given)
-            here = self.brought((args, kwargs))
-            out = self.computed(inner, *here)
-            return self.numbered(out, {id(leaf) for leaf in tree_leaves(here)})
+                return self.number_values(self.elsewhere(number, inner, args, kwargs), given)
+            here = self.substitute_received((args, kwargs))
+            out = self.run_block(inner, *here)
+            return self.number_values(out, {id(leaf) for leaf in tree_leaves(here)})
 
         return forward
 
-    def computed(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def run_block(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The result of a block of this worker. A block that met no absent tensor in its first call is not watched
         again, which saves time; if it meets one later, that is refused."""
         self.inside, self.met = True, False

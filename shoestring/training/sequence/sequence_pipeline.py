@@ -100,7 +100,7 @@ class SequencePipeline(TrainingTechnique):
         asked = parsed_lengths(self.lengths)[:count]
         return asked if sum(asked) == length else in_proportion(asked, length)
 
-    def checked(self, run: Run, batch: Batch) -> SliceSupport:
+    def check_sliceable(self, run: Run, batch: Batch) -> SliceSupport:
         """What slicing needs to know about the run's model; refused if a batch like this one can't be cut as asked."""
         if length_of(batch) < self.count:
             raise Mistake(
@@ -109,12 +109,12 @@ class SequencePipeline(TrainingTechnique):
         return slice_support(run, batch)
 
     def apply(self, run: Run) -> Run:
-        found = None if run.example is None else self.checked(run, run.example())
+        found = None if run.example is None else self.check_sliceable(run, run.example())
         device = next(run.model.parameters()).device
 
         def slices(now: Run, batch: Batch) -> list[Slice]:
             nonlocal found
-            found = self.checked(run, batch) if found is None else found
+            found = self.check_sliceable(run, batch) if found is None else found
             return slices_of(now, found, moved(batch, device), self.cut(length_of(batch)))
 
         return replace(

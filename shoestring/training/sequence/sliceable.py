@@ -29,7 +29,7 @@ from shoestring.training.sequence.sliced_attention import SliceSpan, Slicing, no
 TRIED = (SliceSpan(3, 8), SliceSpan(4, 11))  # traced slices: of different lengths, at different positions
 LEAST = max(span.stop for span in TRIED)
 
-# Operations that keep positions of every dimension apart, except the dimensions that `mixed_dimensions` names. Operations that
+# Operations that keep positions of every dimension apart, except the dimensions in `mixed_dimensions`. Operations that
 # torch tags as pointwise do so too.
 APART = frozenset(
     {
@@ -153,7 +153,7 @@ class Tracing(DispatchMode):
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
         taken, named = tree_map(self.seen, (args, kwargs))
-        out = self.stage.done(func, args, kwargs)
+        out = self.stage.perform(func, args, kwargs)
         self.trace.steps.append(
             TensorOperation(func, taken, named, tree_map(self.seen, out), self.inside[-1] if self.inside else "")
         )
@@ -203,7 +203,7 @@ def trace_slice(
         for name, part in copy.named_modules():
             part.register_forward_pre_hook(lambda module, args, name=name: mode.inside.append(name or "the model"))
             part.register_forward_hook(lambda module, args, output: mode.inside.pop() and None)
-        for one in (slicing.told(), torch.no_grad(), mode):
+        for one in (slicing.watching_model(), torch.no_grad(), mode):
             stack.enter_context(one)
         trace.given = {mode.seen(tensor).number for tensor in (*copy.parameters(), *copy.buffers(), *tensors(piece))}
         output = forward(copy, piece)

@@ -113,20 +113,22 @@ class Slicing:
     def at(self, number: int) -> Iterator[None]:
         self.now = self.spans[number]
         self.place, self.calls = "", 0
-        with self.told():
+        with self.watching_model():
             yield
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def watching_model(self) -> Iterator[None]:
         """While inside, the model is given its tokens' positions, reports which block runs, and uses sliced
         attention."""
-        forwards = {block: self.entered(name, block.forward) for name, block in self.blocks.items()}
-        forwards |= {part: self.placed(forwards.get(part, part.forward)) for part in takes_positions(self.model)}
-        forwards[self.model] = self.entered("", forwards.get(self.model, self.model.forward))
+        forwards = {block: self.reporting_block(name, block.forward) for name, block in self.blocks.items()}
+        forwards |= {
+            part: self.with_positions(forwards.get(part, part.forward)) for part in takes_positions(self.model)
+        }
+        forwards[self.model] = self.reporting_block("", forwards.get(self.model, self.model.forward))
         with patched(forwards):
             yield
 
-    def entered(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def reporting_block(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A block's forward, which reports that it runs. Recomputation in backward calls it too."""
 
         def entering(*args: Any, **kwargs: Any) -> Any:
@@ -140,7 +142,7 @@ class Slicing:
 
         return entering
 
-    def placed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def with_positions(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A forward that is given its tokens' positions. Caches are for generation and are switched off."""
         names = signature(forward).parameters
 

@@ -1,13 +1,13 @@
-"""Weights behind gates that are trained: what a step computes with, and where the gates' gradients come from.
+"""Weights with trained gates: what a step computes with, and how the gates get their gradients.
 
-    in a step          w' = used(w, gate, noise)                    noise drawn once a step, from the job's seed, the step and the name
-    gradients of it    g' = dL/dw'                                  by whatever else the plan has: pieces, checkpoints, workers
-    after it           d/d(w, gate)  [ sum(used(w, gate, noise) g')  +  lambda mean penalty(w, gate) ]
-    gates              moved by an Adam of their own
+    in a step              w' = used(w, gate, noise)                    noise drawn once per step, seeded by job, step and name
+    gradient               g' = dL/dw'                                  from the plan as usual: micro-batches, checkpoints, workers
+    after it               d/d(w, gate)  [ sum(used(w, gate, noise) g')  +  lambda mean penalty(w, gate) ]
+    gates                  stepped by an Adam optimizer of their own
 
-So the model, its forward and its backward know nothing of gates, and workers that add up g' have the same gates. When
-the schedule ends, what is closed becomes a mask, what the gates multiply with becomes a part of the weights, and
-gates and draws are over.
+So the model, its forward and its backward know nothing of gates, and workers that sum g' have the same gates. When the
+schedule ends, closed gates become a mask, the factors of open gates are multiplied into the weights, and the gates are
+dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shoestring.core.masks import zero_masks
 from shoestring.core.run import Run
 from shoestring.training.sparse.masked_weights import MaskedWeights, masked_run
 from shoestring.training.sparse.schedule import SparsitySchedule
-from shoestring.training.sparse.steering import margin, steered
+from shoestring.training.sparse.steering import margin, steer
 from shoestring.training.sparse.weights import Units
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
@@ -34,14 +34,14 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 @dataclass(frozen=True)
 class GateRule:
-    """A method: functions of a weight and its gate, which is spread over the weight."""
+    """A method: functions of a weight and its gate, where the gate is broadcast over the weight."""
 
-    first: float  # every gate at first
+    first: float  # initial value of every gate
     draw: Callable[[Tensor, torch.Generator], Tensor]  # noise in the shape of the gate
-    used: Callable[[Tensor, Tensor, Tensor], Tensor]  # of weight, gate and noise, what a step in training computes with
-    penalty: Callable[[Tensor, Tensor], Tensor]  # what the loss has to pay, a sum over units
-    factor: Callable[[Tensor, Tensor], Tensor]  # that the weight is multiplied with after training
-    scores: Callable[[Tensor, Tensor], Tensor]  # how far a unit is from being closed: 0 and less is closed
+    used: Callable[[Tensor, Tensor, Tensor], Tensor]  # of weight, gate and noise: what a training step computes with
+    penalty: Callable[[Tensor, Tensor], Tensor]  # the penalty on the loss, a sum over units
+    factor: Callable[[Tensor, Tensor], Tensor]  # the factor on the weight after training
+    scores: Callable[[Tensor, Tensor], Tensor]  # how far a unit is from being closed; 0 or less: closed
 
 
 class GatedWeights(MaskedWeights):
@@ -58,10 +58,8 @@ class GatedWeights(MaskedWeights):
         self.rule, self.rate, self.seed = rule, rate, seed
         self.gates = {name: torch.full_like(one, rule.first, dtype=torch.float32) for name, one in self.masks.items()}
         self.first, self.second = ({name: torch.zeros_like(one) for name, one in self.gates.items()} for _ in range(2))
-        self.own = {
-            name: weight.detach().clone() for name, weight in weights.items()
-        }  # while another stands in its place
-        self.pressure = torch.ones((), dtype=torch.float64)  # what the mean penalty is multiplied with
+        self.own = {name: weight.detach().clone() for name, weight in weights.items()}  # while w' stands in its place
+        self.pressure = torch.ones((), dtype=torch.float64)  # the factor on the mean penalty
         self.units_in_all = sum(gate.numel() for gate in self.gates.values())
 
     def noise(self, name: str) -> Tensor:
@@ -85,8 +83,7 @@ class GatedWeights(MaskedWeights):
         return loss
 
     def move(self, name: str) -> None:
-        """From the gradient of what stood in a weight's place, those of the weight and of its gate; the gate takes its
-        step."""
+        """From the gradient of w', compute those of the weight and of its gate, and step the gate."""
         parameter = self.weights[name]
         weight, gate = self.view(name).requires_grad_(), self.gates[name].detach().requires_grad_()
         found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -114,9 +111,9 @@ class GatedWeights(MaskedWeights):
         return zero_masks(self.scores(), share, each=False) if self.gates else list(self.masks.values())
 
     def change(self, masks: Sequence[Tensor]) -> None:
-        """Steer the penalty; at the schedule's end, close what has the lowest scores and let the gates go."""
+        """Adjust the penalty; at the schedule's end, close the gates with the lowest scores and drop the gates."""
         share = self.schedule.share_at(self.step + 1)
-        self.pressure = steered(self.pressure, margin(self.scores(), share).cpu(), self.schedule.updates)
+        self.pressure = steer(self.pressure, margin(self.scores(), share).cpu(), self.schedule.updates)
         if self.step + 1 < self.schedule.end:
             return
         for name, gate in self.gates.items():
@@ -129,8 +126,8 @@ class GatedWeights(MaskedWeights):
             one.clear()
 
     @contextmanager
-    def settled(self, run: Run) -> Iterator[None]:
-        """The model as it is used: with what each gate multiplies its weight with after training."""
+    def with_final_gates(self, run: Run) -> Iterator[None]:
+        """The model as it is used after training: each weight multiplied with its gate's factor."""
         with torch.no_grad():
             for name, gate in self.gates.items():
                 own = self.view(name, self.own[name].copy_(self.weights[name]))
@@ -143,7 +140,7 @@ class GatedWeights(MaskedWeights):
                 self.swap()
 
     def swap(self) -> None:
-        """Tensors change places, and nothing is written: a validation looks whether weights were."""
+        """Swap tensors without writing, because a validation checks that weights are not written to."""
         for name in self.gates:
             self.weights[name].data, self.own[name] = self.own[name], self.weights[name].data
 
@@ -165,5 +162,5 @@ def gated_run(run: Run, gated: GatedWeights) -> Run:
     return replace(
         masked_run(run, gated),
         gradients=lambda now, batch: gated.gradients(run, now, batch),
-        outside=replace(run.outside, usable=lambda: gated.settled(run)),
+        outside=replace(run.outside, usable=lambda: gated.with_final_gates(run)),
     )

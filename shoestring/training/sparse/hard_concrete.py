@@ -1,4 +1,4 @@
-"""Gates that are exactly zero or one with a probability that can be trained: L0 regularization.
+"""Hard concrete gates: exactly zero or one with a trainable probability, for L0 regularization.
 
     u ~ U(0, 1)    s = sigmoid((log u - log(1 - u) + log alpha) / beta)    z = min(1, max(0, s (zeta - gamma) + gamma))
     P(z != 0) = sigmoid(log alpha - beta log(-gamma / zeta))               the penalty is lambda times the sum of it
@@ -18,9 +18,9 @@ from torch import Tensor
 from shoestring.training.sparse.gated_weights import GateRule
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
-OPEN = math.log(0.9 / 0.1)  # log alpha of every gate at first: a dropout rate of 0.1
-CLOSED = math.log(-GAMMA / ZETA)  # where log alpha is not above this, about -2.4, the gate is closed after training
-SURE = 1e-6  # nearest that a draw comes to 0 and 1
+OPEN = math.log(0.9 / 0.1)  # initial log alpha of every gate: a dropout rate of 0.1
+CLOSED = math.log(-GAMMA / ZETA)  # gates with log alpha up to this, about -2.4, are closed after training
+SURE = 1e-6  # draws stay this far from 0 and 1
 
 
 def sampled_gate(log_alpha: Tensor, u: Tensor) -> Tensor:

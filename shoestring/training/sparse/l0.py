@@ -1,19 +1,19 @@
-"""L0: gates on weights, trained with a penalty on how many are open; what is behind a closed gate is zero.
+"""L0: gates on weights, trained with a penalty on the number of open gates; weights behind closed gates are zero.
 
     in training    w' = w z    z in [0, 1], 0 or 1 with a probability that is trained (training/sparse/hard_concrete.py)
     loss           + lambda / n sum_i P(z_i != 0)      lambda is steered so that the scheduled share of the n gates closes
-    memory         + a copy of the weights (what stands in their place in a step), a gate for each unit and two moments of it: with
+    memory         + a copy of the weights (the gated ones that a step uses), and per unit a gate with two moments: with
                    of="numbers" four copies of the weights and a byte a weight; with rows, columns or matrices one copy
     operations     those of the model unchanged (weights with zeros are multiplied like others on dense hardware); a few passes over the
                    weights in every update
 
-`of="columns"` of the layer that reads a unit closes the whole unit: of an MLP's second layer neurons; of an
-attention's output projection, with `group=` the width of a head, heads; `of="matrices"` of both, whole layers of a
-residual network. The share is one of units. At `end` exactly `share` of the gates is closed and the rest becomes part
-of the weights. The gates have an Adam of their own with `rate`; clipping is of the weights' gradients alone. Not
-exact, and never chosen unless it is asked for. Seldom the best choice: on Fashion-MNIST an MLP with 90 % zeros loses
-2.1 points of accuracy where magnitudes lose 1.5 (benchmarks/compress/sparsity.py, gates drawn a batch). Louizos,
-Welling, Kingma 2018, Learning Sparse Neural Networks through L0 Regularization, arXiv 1712.01312.
+`of="columns"` closes inputs of a layer, and with them the units that produce these: neurons, in an MLP's second layer;
+heads, in an attention's output projection with `group=` the width of a head. `of="matrices"` closes whole weights, and so
+whole layers of a residual network. `share` counts gates: at `end`, exactly that share is closed, and the others are
+merged into the weights. The gates have an Adam of their own with `rate`; clipping covers the weights' gradients only.
+Not exact, and only used on request. Seldom the best choice: on Fashion-MNIST an MLP with 90 % zeros loses 2.1 points of
+accuracy where `MagnitudePrune` loses 1.5 (benchmarks/compress/sparsity.py, one draw per batch). Louizos, Welling,
+Kingma 2018, Learning Sparse Neural Networks through L0 Regularization, arXiv 1712.01312.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class L0(TrainingTechnique):
     zeros: `MagnitudePrune` loses less.
     """
 
-    share: float = 0.9  # of the gates that are zero in the end
-    begin: float = 0.1  # until this share of the steps nothing is zero,
-    end: float = 0.7  # and from here on the masks stay
+    share: float = 0.9  # share of the gates that are closed at the end
+    begin: float = 0.1  # fraction of the steps before the first weight becomes zero
+    end: float = 0.7  # fraction of the steps after which masks stay fixed
     every: int = 0  # steps between changes; 0: about a hundred changes
     of: str = "numbers"  # what has a gate of its own: numbers, rows, columns or matrices
-    group: int = 1  # neighbouring columns that have one gate together, such as those of an attention head
-    rate: float = 0.1  # of the gates' Adam
-    where: str = "*"  # names of weights or of modules they lie in, or patterns of names, with | between them
-    skip: str = ""  # and of those, what stays as it is
+    group: int = 1  # neighbouring columns that share a gate, such as those of an attention head
+    rate: float = 0.1  # learning rate of the gates' Adam
+    where: str = "*"  # weights or modules to sparsify: names or patterns, joined by |
+    skip: str = ""  # weights or modules to leave out of these
 
     order: ClassVar[int] = 67
     exact: ClassVar[bool] = False
@@ -66,7 +66,7 @@ class L0(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[L0, ...]:
-        return ()  # it saves nothing in training: only for who asks
+        return ()  # it saves nothing in training: used only when asked for
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED

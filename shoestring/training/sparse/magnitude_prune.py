@@ -1,14 +1,15 @@
-"""MagnitudePrune: the smallest weights become zero, more and more of them, while the others are trained.
+"""MagnitudePrune: gradual magnitude pruning. The smallest weights become zero, more and more of them, while the others
+are trained.
 
-    share of zeros in step t    s_t = share (1 - (1 - (t - t0) / (t1 - t0))^3)      t0 = begin, t1 = end, in shares of the steps
+    share of zeros in step t    s_t = share (1 - (1 - (t - t0) / (t1 - t0))^3)      t0 = begin, t1 = end, as fractions of the steps
     after every update          w_i = 0   of the s_t N smallest |w_i|               they get no gradient and stay zero
     memory                      + a byte a weight (its mask); about four times the weights while masks change
     operations                  unchanged: weights with zeros are multiplied like others on dense hardware, and stay dense in memory
 
-With `amount` the same share goes `every` so many steps. For fewer bytes, `shoestring compress` stores the zeros as a
-bit each. Not exact: it trains another model. Never chosen unless it is asked for. Zhu, Gupta 2017, To prune, or not
-to prune, arXiv 1710.01878; compared with the others by Gale, Elsen, Hooker 2019, The State of Sparsity in Deep Neural
-Networks, arXiv 1902.09574, and by benchmarks/compress/sparsity.py.
+With `amount`, the same share is pruned `every` so many steps. To save bytes, `shoestring compress` stores each zero as
+a bit. Not exact: it trains another model. Only used on request. Zhu, Gupta 2017, To prune, or not to prune, arXiv
+1710.01878; compared with the others by Gale, Elsen, Hooker 2019, The State of Sparsity in Deep Neural Networks, arXiv
+1902.09574, and by benchmarks/compress/sparsity.py.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ class MagnitudePrune(TrainingTechnique):
     bytes.
     """
 
-    share: float = 0.9  # of the weights that are zero in the end
-    begin: float = 0.1  # until this share of the steps nothing is zero,
-    end: float = 0.7  # and from here on the masks stay
+    share: float = 0.9  # share of the weights that are zero at the end
+    begin: float = 0.1  # fraction of the steps before the first weight becomes zero
+    end: float = 0.7  # fraction of the steps after which masks stay fixed
     every: int = 0  # steps between changes; 0: about a hundred changes
-    scope: str = "all"  # the share is one of all weights together, or of each "layer"
-    amount: float = 0.0  # share that goes each time: 0.05 with every=200 is 5 % every 200 steps; 0: the cubic schedule
-    amount_of: str = "all"  # the amount is a share of "all" weights that there were, or of those that are "left"
-    where: str = "*"  # names of weights or of modules they lie in, or patterns of names, with | between them
-    skip: str = ""  # and of those, what stays as it is
+    scope: str = "all"  # "all": the share is of all weights together; "layer": of each layer
+    amount: float = 0.0  # share pruned each time: 0.05 with every=200 prunes 5 % every 200 steps; 0: the cubic schedule
+    amount_of: str = "all"  # `amount` is a share of "all" original weights, or of those "left"
+    where: str = "*"  # weights or modules to prune: names or patterns, joined by |
+    skip: str = ""  # weights or modules to leave out of these
 
     order: ClassVar[int] = 66
     exact: ClassVar[bool] = False
@@ -64,7 +65,7 @@ class MagnitudePrune(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[MagnitudePrune, ...]:
-        return ()  # it saves nothing in training: only for who asks
+        return ()  # it saves nothing in training: used only when asked for
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED
@@ -88,6 +89,6 @@ class SmallestWeights(MaskedWeights):
         self.each = each
 
     def new_masks(self, share: float) -> Sequence[Tensor]:
-        """What is zero already comes before everything else."""
+        """Numbers that are zero already are pruned before all others."""
         scores = [weight.detach().abs().masked_fill_(self.masks[name], -1) for name, weight in self.weights.items()]
         return zero_masks(scores, share, self.each)

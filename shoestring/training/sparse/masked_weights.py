@@ -1,4 +1,4 @@
-"""Weights that become zero on a schedule while they are trained: their masks, and what an update does with them."""
+"""Weights that become zero on a schedule during training: their masks, and applying them after every update."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from shoestring.core.run_state import RunState
 from shoestring.training.sparse.schedule import SparsitySchedule
 from shoestring.training.sparse.weights import Units
 
-LOOKS = 2  # steps after which masks are computed whatever the schedule says: so a rehearsal sees what a change of masks needs
-FAR = 8.0  # lengths of all weights, in ways that plain training goes in ten steps: no more on the models of the tests
+# first steps in which masks are computed whatever the schedule says, so that a rehearsal sees the memory that a change
+# of masks needs
+LOOKS = 2
+FAR = 8.0  # the lengths of all weights, relative to the distance of ten plain training steps; not exceeded by the models of the tests
 STATE = "sparse"  # its name in the run's state
 
 
 class MaskedWeights(RunState, ABC):
-    """Abstract: `new_masks` says which numbers are zero next. After every update those are zero, and they get no
+    """Base class; `new_masks` chooses the numbers to zero next. After every update they are zero, and they get no
     gradient."""
 
     def __init__(
@@ -32,7 +34,7 @@ class MaskedWeights(RunState, ABC):
     ) -> None:
         self.weights, self.schedule, self.units = weights, schedule, units or Units()
         self.step = self.looks = 0
-        # By name, true where a unit is zero: in the shape in which it is spread over `view(name)`
+        # By name: true where a unit is zero, in a shape that broadcasts over `view(name)`
         self.masks = {
             name: torch.zeros(self.units.shape(self.view(name)), dtype=torch.bool, device=weight.device)
             for name, weight in weights.items()
@@ -40,7 +42,7 @@ class MaskedWeights(RunState, ABC):
 
     @abstractmethod
     def new_masks(self, share: float) -> Sequence[Tensor]:
-        """Masks of all weights that make this share zero."""
+        """Masks of all weights for this share of zeros."""
 
     def view(self, name: str, tensor: Tensor | None = None) -> Tensor:
         """A weight, or a tensor of its shape, with a dimension for the units that are masked."""
@@ -57,7 +59,7 @@ class MaskedWeights(RunState, ABC):
             self.erase()
 
     def look(self) -> None:
-        """Make the masks of the next step, if the schedule changes them there."""
+        """Compute the masks of the next step, if the schedule changes them there."""
         due = self.schedule.due(self.step + 1)
         if due or self.looks < LOOKS:
             self.looks += 1
@@ -102,8 +104,8 @@ def masked_run(run: Run, masked: MaskedWeights) -> Run:
 
 
 def mask_cost(ledger: Ledger, copies: float = 0.0) -> Ledger:
-    """A byte for each weight, and so many copies of the weights; while masks change, about four more for the scores and
-    their order."""
+    """A byte per weight, and `copies` copies of the weights; while masks change, about four more for scores and
+    sorting."""
     weights, machine = ledger.standing.parameters, ledger.machine
     passes = 4 + 6 * copies  # over memory, in every update
     now = ledger.with_update_rise(4 * weights)
@@ -117,12 +119,12 @@ def mask_cost(ledger: Ledger, copies: float = 0.0) -> Ledger:
 
 
 def mask_drift(share: float) -> float:
-    """A weight that becomes zero goes as far as it is long, which is several times as far as ten steps lead it."""
+    """A weight that becomes zero moves by its whole length, several times as far as ten training steps move it."""
     return FAR * sqrt(share)
 
 
 def check_steps(technique: str, run: Run) -> int:
-    """How many steps the run takes, which a schedule must know."""
+    """The number of steps of the run, which a schedule needs."""
     if not run.settings.steps:
         raise Mistake(
             f"{technique}: the job says epochs, and its data do not tell how many steps make one, so no schedule of zeros can be "

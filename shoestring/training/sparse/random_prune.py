@@ -1,12 +1,12 @@
-"""RandomPrune: weights that a seed draws become zero: what MagnitudePrune, L0 and VariationalDropout are to be compared
-with.
+"""RandomPrune: random weights, drawn from a seed, become zero: the baseline for MagnitudePrune, L0 and
+VariationalDropout.
 
     z_i = SplitMix64(seed, i)      the s_t n lowest z_i of each weight's n numbers are zero in step t, on the cubic schedule
 
-Never the best choice: on Fashion-MNIST an MLP with 90 % zeros loses 5.9 points of accuracy where magnitudes lose 1.5,
-with 98 % 32.7 points where they lose 4.4 (benchmarks/compress/sparsity.py). A mask follows from its seed, so it can
-be stored in 8 bytes. Memory and operations are those of MagnitudePrune. Not exact, and never chosen unless it is
-asked for. Gale, Elsen, Hooker 2019, The State of Sparsity in Deep Neural Networks, arXiv 1902.09574.
+Never the best choice: on Fashion-MNIST an MLP with 90 % zeros loses 5.9 points of accuracy where `MagnitudePrune` loses
+1.5, with 98 % 32.7 points where it loses 4.4 (benchmarks/compress/sparsity.py). A mask follows from its seed, so it can
+be stored in 8 bytes. Memory and operations are those of MagnitudePrune. Not exact, and only used on request. Gale,
+Elsen, Hooker 2019, The State of Sparsity in Deep Neural Networks, arXiv 1902.09574.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class RandomPrune(TrainingTechnique):
     Not for: a model that anybody uses: at the same share of zeros it loses more accuracy than magnitudes do.
     """
 
-    share: float = 0.9  # of the numbers of each weight that are zero in the end
-    begin: float = 0.1  # until this share of the steps nothing is zero,
-    end: float = 0.7  # and from here on the masks stay
+    share: float = 0.9  # share of each weight's numbers that are zero at the end
+    begin: float = 0.1  # fraction of the steps before the first weight becomes zero
+    end: float = 0.7  # fraction of the steps after which masks stay fixed
     every: int = 0  # steps between changes; 0: about a hundred changes
-    seed: int = -1  # that the masks follow from, with the weights' names; -1: the job's
-    where: str = "*"  # names of weights or of modules they lie in, or patterns of names, with | between them
-    skip: str = ""  # and of those, what stays as it is
+    seed: int = -1  # determines the masks, together with the weights' names; -1: the job's seed
+    where: str = "*"  # weights or modules to prune: names or patterns, joined by |
+    skip: str = ""  # weights or modules to leave out of these
 
     order: ClassVar[int] = 66
     exact: ClassVar[bool] = False
@@ -53,7 +53,7 @@ class RandomPrune(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[RandomPrune, ...]:
-        return ()  # a baseline: only for who asks
+        return ()  # a baseline: used only when asked for
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED

@@ -1,12 +1,12 @@
-"""When how many weights are zero: the cubic schedule of gradual pruning, or the same amount every so many steps.
+"""Pruning schedules: the share of zeros in every step. Cubic, or the same amount every so many steps.
 
     cubic                      s_t = s_f (1 - (1 - (t - t0) / (n dt))^3)        t = t0, t0 + dt, ..., t0 + n dt
     amount a of all weights    s_t = min(s_f, i a)                              i = (t - t0) / dt
     amount a of those left     s_t = min(s_f, 1 - (1 - a)^i)
 
 Cubic: Zhu, Gupta 2017, To prune, or not to prune: exploring the efficacy of pruning for model compression, arXiv
-1710.01878. Many weights go early, while there are many to spare, and few late. Of those left: Frankle, Carbin 2019,
-The Lottery Ticket Hypothesis, arXiv 1803.03635.
+1710.01878. Many weights are pruned early, while there are many to spare, and few late. Amount of those left: Frankle,
+Carbin 2019, The Lottery Ticket Hypothesis, arXiv 1803.03635.
 """
 
 from __future__ import annotations
@@ -16,25 +16,24 @@ from math import ceil, log
 
 from shoestring.core.errors import Mistake
 
-UPDATES = 100  # of the masks, on the way from none to all, where nobody says how many
+UPDATES = 100  # default number of mask changes
 AMOUNTS_OF = ("all", "left")
 
 
 @dataclass(frozen=True)
 class SparsitySchedule:
-    """In steps, of which the first is number 1. Masks change when step `begin + i every` begins, and never after that
-    with i = n."""
+    """A schedule in steps, counted from 1. Masks change before step `begin + i every`, for i up to n."""
 
-    share: float  # of the weights that are zero in the end
+    share: float  # share of the weights that are zero at the end
     begin: int  # t0: the last step with all weights
     every: int  # dt
     updates: int  # n
-    amount: float = 0.0  # share that goes each time; 0: the cubic schedule
-    amount_of: str = "all"  # weights that it is a share of: all that there were, or those that are left
+    amount: float = 0.0  # share pruned each time; 0: the cubic schedule
+    amount_of: str = "all"  # `amount` is a share of "all" original weights, or of those "left"
 
     @property
     def end(self) -> int:
-        """The first step that is trained with the final masks."""
+        """The first step with the final masks."""
         return self.begin + self.updates * self.every
 
     def due(self, step: int) -> bool:
@@ -62,7 +61,7 @@ class SparsitySchedule:
 def check_schedule(
     share: float, begin: float, end: float, every: int, amount: float = 0.0, amount_of: str = "all"
 ) -> None:
-    """Refuse what no training of any length could follow."""
+    """Refuse settings that are impossible for any number of steps."""
     if not 0 < share < 1:
         raise Mistake(
             f"share={share}: it is the share of weights that are zero in the end: give more than 0 and less than 1, such as 0.9"
@@ -86,9 +85,9 @@ def check_schedule(
 def scheduled(
     share: float, steps: int, begin: float, end: float, every: int, amount: float = 0.0, amount_of: str = "all"
 ) -> SparsitySchedule:
-    """The schedule of a training of so many steps; `begin` and `end` are shares of them, `every` = 0: about a hundred
-    updates. With an `amount`, as many updates as it takes to the share, from `begin` on; `every` = 0: as far apart as
-    fit.
+    """The schedule of a training of `steps` steps; `begin` and `end` are fractions of them; `every` = 0: about a
+    hundred updates. With an `amount`: as many updates as needed to reach the share, from `begin` on; `every` = 0: as
+    far apart as fit.
 
     >>> scheduled(0.9, steps=1000, begin=0.1, end=0.7, every=0)
     SparsitySchedule(share=0.9, begin=100, every=6, updates=100, amount=0.0, amount_of='all')

@@ -1,12 +1,12 @@
-"""A penalty that is as strong as it must be for a share of zeros.
+"""Steering: adjust the penalty's weight so that a given share of gates closes.
 
-The methods with gates that are trained take a weight of their penalty and give whatever share comes of it. Here the
-share is given. Let m be how far the weight is from being closed that the schedule's share of weights lies below; each
-time the schedule is looked at,
+Published methods fix the penalty's weight and accept the resulting share of zeros. Here the share is fixed. Let m be
+the score below which the schedule's share of gates lies (0 or less: that many are closed). At each of n looks at the
+schedule,
 
-    log lambda  <-  log lambda + gain / n min(1, max(-1, m))        n looks in all, gain 15
+    log lambda  <-  log lambda + gain / n min(1, max(-1, m))        gain 15
 
-so that lambda grows while too few are closed, before even the first one is, and shrinks while too many are.
+so lambda grows while too few gates are closed, even before the first one closes, and shrinks while too many are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GAIN = 15.0
 
 
 def margin(scores: Sequence[Tensor], share: float) -> Tensor:
-    """The score that this share of all scores is not above; gates with scores of 0 and less are closed.
+    """The score below or at which this share of all scores lies; gates with scores of 0 or less are closed.
 
     >>> margin([torch.tensor([-1.0, 0.5]), torch.tensor([2.0, 3.0])], share=0.5)
     tensor(0.5000)
@@ -31,8 +31,8 @@ def margin(scores: Sequence[Tensor], share: float) -> Tensor:
     return whole.kthvalue(max(zeros_of(len(whole), share), 1)).values
 
 
-def steered(pressure: Tensor, margin: Tensor, looks: int) -> Tensor:
-    """The penalty's weight after a look at the margin, one of so many.
+def steer(pressure: Tensor, margin: Tensor, looks: int) -> Tensor:
+    """The penalty's new weight after one of `looks` looks at the margin.
 
     >>> [round(float(steered(torch.tensor(1.0), torch.tensor(m), looks=100)), 3) for m in (4.0, -0.5)]
     [1.162, 0.928]

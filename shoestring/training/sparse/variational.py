@@ -1,13 +1,13 @@
-"""Weights with noise of their own; those that are mostly noise are zero: sparse variational dropout.
+"""Sparse variational dropout: every weight has its own noise, and weights that are mostly noise become zero.
 
     w ~ N(theta, sigma^2)    log alpha = log sigma^2 - log theta^2    after training: theta where log alpha < 3, else 0
     KL = k1 - k1 sigmoid(k2 + k3 log alpha) + log(1 + 1 / alpha) / 2        k1, k2, k3 = 0.63576, 1.87320, 1.48695
 
-The KL of posterior and prior is an approximation, with the constant for which it is 0 at infinite alpha. The noise of
-a step is drawn once for all samples of its batch (the paper draws it for what comes out of a layer, sample by sample:
-gradients with less variance), and the penalty moves sigma alone: its gradient by theta has no bound as theta goes to
-zero, and a steered penalty made weights infinite. Molchanov, Ashukha, Vetrov 2017, Variational Dropout Sparsifies
-Deep Neural Networks, arXiv 1701.05369.
+The KL divergence of posterior and prior is approximated, with the constant that makes it 0 at infinite alpha. A step's
+noise is drawn once for all samples of the batch; the paper draws it per sample for the outputs of a layer, which gives
+gradients with less variance. The penalty only changes sigma: its gradient with respect to theta is unbounded near zero,
+and a steered penalty made weights infinite. Molchanov, Ashukha, Vetrov 2017, Variational Dropout Sparsifies Deep Neural
+Networks, arXiv 1701.05369.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from shoestring.training.sparse.gated_weights import GateRule
 
 K1, K2, K3 = 0.63576, 1.87320, 1.48695
-THRESHOLD = 3.0  # log alpha from which on a weight is zero
-QUIET = -10.0  # log sigma^2 at first
-MOST = 10.0  # log alpha is taken as at most this far from 0
-TINY = 1e-8  # added to squares, of which a logarithm or a root follows
+THRESHOLD = 3.0  # weights with log alpha from here on are zero
+QUIET = -10.0  # initial log sigma^2
+MOST = 10.0  # log alpha is clamped to this range around 0
+TINY = 1e-8  # added to squares before a logarithm or root
 
 
 def kl(log_alpha: Tensor) -> Tensor:

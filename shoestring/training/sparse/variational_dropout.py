@@ -1,18 +1,17 @@
-"""VariationalDropout: every weight has noise of its own, whose size is trained; weights that are mostly noise become
-zero.
+"""VariationalDropout: every weight has its own noise, whose size is trained; weights that are mostly noise become zero.
 
     in training    w' = w + sigma e,  e ~ N(0, 1)       log sigma^2 is trained, with a penalty that noise lowers (sparse/variational.py)
     closed         where log alpha = log sigma^2 - log w^2 is 3 or more; the penalty's weight is steered to the scheduled share
-    memory         + four copies of the weights and a byte a weight: what stands in their place in a step, log sigma^2 and its two moments
+    memory         + four copies of the weights and a byte a weight: the noisy weights that a step uses, log sigma^2 and its two moments
     operations     those of the model unchanged (weights with zeros are multiplied like others on dense hardware); a few passes over the
                    weights in every update
 
-At `end` exactly `share` of the weights is zero, and draws are over. log sigma^2 has an Adam of its own with `rate`;
-clipping is of the weights' gradients alone. Never the best choice that was measured: on Fashion-MNIST an MLP with 90
-% zeros loses 3.2 points of accuracy where magnitudes lose 1.5 (benchmarks/compress/sparsity.py, with noise for every
-sample; here noise is drawn once a batch: on digits 95.1 % are right with 90 % zeros where magnitudes keep 96.0,
-docs/sparse.md). Not exact, and never chosen unless it is asked for. Molchanov, Ashukha, Vetrov 2017, Variational
-Dropout Sparsifies Deep Neural Networks, arXiv 1701.05369.
+At `end` exactly `share` of the weights is zero, and no more noise is drawn. log sigma^2 has an Adam of its own with
+`rate`; clipping covers the weights' gradients only. It was not the best choice in any measurement: on Fashion-MNIST an
+MLP with 90 % zeros loses 3.2 points of accuracy where `MagnitudePrune` loses 1.5 (benchmarks/compress/sparsity.py, with
+noise for every sample). With noise once per batch, as here, 95.1 % of digits are right with 90 % zeros, where
+`MagnitudePrune` keeps 96.0 (docs/sparse.md). Not exact, and only used on request. Molchanov, Ashukha, Vetrov 2017,
+Variational Dropout Sparsifies Deep Neural Networks, arXiv 1701.05369.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ class VariationalDropout(TrainingTechnique):
     Not for: the best accuracy at a share of zeros: `MagnitudePrune` loses less; it is here to learn from and compare.
     """
 
-    share: float = 0.9  # of the weights that are zero in the end
-    begin: float = 0.1  # until this share of the steps nothing is zero,
-    end: float = 0.7  # and from here on the masks stay
+    share: float = 0.9  # share of the weights that are zero at the end
+    begin: float = 0.1  # fraction of the steps before the first weight becomes zero
+    end: float = 0.7  # fraction of the steps after which masks stay fixed
     every: int = 0  # steps between changes; 0: about a hundred changes
-    rate: float = 0.005  # of the Adam of log sigma^2
-    where: str = "*"  # names of weights or of modules they lie in, or patterns of names, with | between them
-    skip: str = ""  # and of those, what stays as it is
+    rate: float = 0.005  # learning rate of the Adam for log sigma^2
+    where: str = "*"  # weights or modules to sparsify: names or patterns, joined by |
+    skip: str = ""  # weights or modules to leave out of these
 
     order: ClassVar[int] = 67
     exact: ClassVar[bool] = False
@@ -60,7 +59,7 @@ class VariationalDropout(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[VariationalDropout, ...]:
-        return ()  # it saves nothing in training: only for who asks
+        return ()  # it saves nothing in training: used only when asked for
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED

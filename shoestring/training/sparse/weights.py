@@ -1,4 +1,4 @@
-"""Which weights become sparse, and what of them is kept or closed together."""
+"""Which weights can become sparse, and which of their numbers share a gate or mask."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch.nn.utils import parametrize
 
 from shoestring.core.errors import Mistake
 
-# Their rows are looked up: sparse only where a layer that multiplies has the same weight
+# Embeddings: sparse only if a layer that multiplies has the same weight
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 NORMS = (nn.LayerNorm, nn.RMSNorm)
 OF = ("numbers", "rows", "columns", "matrices")
 
 
 def weights_to_sparsify(model: nn.Module, where: str, skip: str) -> dict[str, nn.Parameter]:
-    """By name, the trained weights with two or more dimensions of layers that multiply (linear, convolutions, recurrent,
-    attention), of which the name, or that of a module they lie in, matches `where` and not `skip`. Tied weights are
-    there once."""
+    """The trained weights, by name, that have two or more dimensions, belong to layers that multiply (linear,
+    convolution, recurrent, attention), and whose name, or that of a module around them, matches `where` and not `skip`.
+    Tied weights appear once."""
     found: dict[nn.Parameter, str] = {}
     multiplied = set[nn.Parameter]()
     for name, layer in model.named_modules():
@@ -49,7 +49,7 @@ def weights_to_sparsify(model: nn.Module, where: str, skip: str) -> dict[str, nn
 
 
 def matches(name: str, patterns: str) -> bool:
-    """Whether a name, or one that it lies in, matches one of several patterns with | between them.
+    """Whether a name, or that of a module around it, matches one of several patterns joined by |.
 
     >>> matches("head.0.weight", "head"), matches("body.weight", "head|*.bias"), matches("body.weight", "*")
     (True, False, True)
@@ -61,17 +61,17 @@ def matches(name: str, patterns: str) -> bool:
 
 @dataclass(frozen=True)
 class Units:
-    """What has a gate of its own.
+    """The units that have a gate of their own.
 
     numbers     each number of a weight
     rows        each row: an output of the layer, such as a filter of a convolution
-    columns     so many neighbouring columns: an input of the layer. A neuron is a column of the layer that reads it, and an attention
-                head is as many columns of the output projection as the head is wide
+    columns     `group` neighbouring columns: inputs of the layer. A neuron is a column of the layer that reads it; an attention head is as
+                many columns of the output projection as the head is wide
     matrices    the whole weight
     """
 
     of: str = "numbers"
-    group: int = 1  # columns that belong together
+    group: int = 1  # number of columns per gate
 
     def __post_init__(self) -> None:
         if self.of not in OF:
@@ -82,7 +82,7 @@ class Units:
             )
 
     def view(self, name: str, weight: Tensor) -> Tensor:
-        """The weight, in a shape over which one number a unit is spread."""
+        """The weight in a shape over which one number per unit can be broadcast."""
         if self.of != "columns":
             return weight
         if weight.shape[1] % self.group:
@@ -93,7 +93,7 @@ class Units:
         return grouped
 
     def shape(self, view: Tensor) -> torch.Size:
-        """The shape of one number a unit."""
+        """The shape of one number per unit."""
         ones = [1] * (view.dim() - 1)
         if self.of == "rows":
             return torch.Size([len(view), *ones])

@@ -171,14 +171,14 @@ def split_weights(
     for layer, stretches in layers.columns.items():
         one = child(module, layer)
         check_even(outputs(one, f"{name}.{layer}") // stretches, ways, f"{name}.{layer}", "outputs")
-        yield f"{name}.{layer}", weight_of(one), Split(1 if transposed(one) else 0, stretches)
+        yield f"{name}.{layer}", weight_of(one), Split(1 if is_transposed(one) else 0, stretches)
         if one.bias is not None:
             yield f"{name}.{layer}", bias_of(one), Split(0, stretches)
     for layer in layers.rows:
         one = child(module, layer)
         outputs(one, f"{name}.{layer}")
-        check_even(weight_of(one).shape[0 if transposed(one) else 1], ways, f"{name}.{layer}", "inputs")
-        yield f"{name}.{layer}", weight_of(one), Split(0 if transposed(one) else 1)
+        check_even(weight_of(one).shape[0 if is_transposed(one) else 1], ways, f"{name}.{layer}", "inputs")
+        yield f"{name}.{layer}", weight_of(one), Split(0 if is_transposed(one) else 1)
     for layer in layers.embeddings:
         one = child(module, layer)
         check_embedding(one, f"{name}.{layer}")
@@ -189,7 +189,7 @@ def split_weights(
             raise Mistake(
                 f"TensorParallel: {name}.{layer} has {weight_of(one).shape[0]} words for {ways} workers: use fewer ways"
             )
-        yield f"{name}.{layer}", weight_of(one), Split(1 if transposed(one) else 0)
+        yield f"{name}.{layer}", weight_of(one), Split(1 if is_transposed(one) else 0)
         if one.bias is not None:
             yield f"{name}.{layer}", bias_of(one), Split(0)
 
@@ -208,7 +208,7 @@ def bias_of(layer: nn.Module) -> nn.Parameter:
     return layer.bias
 
 
-def transposed(layer: nn.Module) -> bool:
+def is_transposed(layer: nn.Module) -> bool:
     """Whether a layer's weight is (inputs, outputs), as in GPT-2, rather than (outputs, inputs)."""
     return type(layer) is not nn.Linear
 
@@ -221,7 +221,7 @@ def outputs(layer: nn.Module, name: str) -> int:
             f"TensorParallel: {name} is a {kind.__name__}, where an nn.Linear is expected (or a Conv1D of transformers): what "
             f"else it computes is not known; leave TensorParallel out, or that layer as it was"
         )
-    return int(weight_of(layer).shape[1 if transposed(layer) else 0])
+    return int(weight_of(layer).shape[1 if is_transposed(layer) else 0])
 
 
 def check_embedding(layer: nn.Module, name: str) -> None:

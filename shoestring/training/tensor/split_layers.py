@@ -32,7 +32,14 @@ from shoestring.training.tensor.collectives import (
     keep_own_slice,
     reduce_scatter,
 )
-from shoestring.training.tensor.layer_kinds import SplitLayers, bias_of, child, recognise_layers, transposed, weight_of
+from shoestring.training.tensor.layer_kinds import (
+    SplitLayers,
+    bias_of,
+    child,
+    is_transposed,
+    recognise_layers,
+    weight_of,
+)
 from shoestring.training.tensor.split_vocabulary import SplitLogits, embed_split
 from shoestring.training.tensor.splits import Split, SplitTensor
 
@@ -324,7 +331,7 @@ def product(layer: nn.Module, x: Tensor, bias: Any) -> Tensor:
     """A linear layer's result with its present weight."""
     weight = layer.weight
     assert isinstance(weight, Tensor), "a layer has a weight"
-    if not transposed(layer):
+    if not is_transposed(layer):
         return functional.linear(x, weight, bias)
     if bias is None:
         return x @ weight

@@ -15,7 +15,7 @@ from torch.nn import functional
 import shoestring
 from shoestring import Job
 from shoestring.compression.library import source_of
-from shoestring.compression.session import CompressOptions, begun
+from shoestring.compression.session import CompressOptions, begin_session
 from shoestring.core.budget import Budget
 
 PREDICTED = 1.2  # docs/compress.md: the predicted damage is within a fifth of the measured one,
@@ -201,9 +201,9 @@ def told_and_measured(kind: str, share: float, folder: Path) -> dict[str, float]
     """The damage of the leading output: summed over weights, predicted, measured; with the standard errors of the last two."""
     source = source_of(job_of(kind), None, {})
     size = int(share * 4 * sum(one.numel() for one in source.model.parameters()))
-    session = begun(source, CompressOptions(Budget(size=size)))
+    session = begin_session(source, CompressOptions(Budget(size=size)))
     measured, checked, cost = (
-        session.packed(folder / "small").fidelity,
+        session.write_and_measure(folder / "small").fidelity,
         session.plan.details.checked,
         session.plan.details.cost,
     )

@@ -27,7 +27,7 @@ from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.runs.initial_weights import fresh_model
 from shoestring.training.evidence.pieces import try_in_pieces
-from shoestring.training.evidence.rehearse import rehearse, tracked
+from shoestring.training.evidence.rehearse import rehearse, track
 from shoestring.training.memory.accumulate import Accumulate
 from tests.compression.distillation.toys import batches, mlp, mlp_factory, small_job, taught_by, trained
 
@@ -86,7 +86,7 @@ def test_a_rehearsal_has_the_peak_of_the_step(name: str) -> None:
     job = JOBS[name]()
     for plan in ((), (Accumulate(pieces=2),)):
         predicted = rehearse(job, plan)
-        assert peak(predicted).bytes == peak(tracked(job, plan, fresh_model(job))).bytes
+        assert peak(predicted).bytes == peak(track(job, plan, fresh_model(job))).bytes
 
 
 def test_the_teachers_weights_are_in_the_predicted_peak() -> None:

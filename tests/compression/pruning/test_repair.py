@@ -124,9 +124,9 @@ def test_a_refit_that_brings_outputs_further_away_is_taken_back_and_told() -> No
     wrong, right = Fit(), Fit()
     wrong.add(x, -wanted, Read("weight", 1, x, model.bias))
     right.add(x, wanted, Read("weight", 1, x, model.bias))
-    assert "undone" in judge.kept(wrong, model.weight, 1e-6)
+    assert "undone" in judge.accept(wrong, model.weight, 1e-6)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert judge.kept(right, model.weight, 1e-6) == ""
+    assert judge.accept(right, model.weight, 1e-6) == ""
     torch.testing.assert_close(model(x), wanted, atol=1e-4, rtol=1e-4)
 
 

@@ -164,14 +164,14 @@ class LifeClock:
 
     def __init__(self, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.runs = 0.0, False
-        received = Receiver.received
+        received = Receiver.receive
 
         def counted(receiver: Receiver) -> Iterator[tuple[int, Any]]:
             for found in received(receiver):
                 self.now += self.runs and found[0] == rank
                 yield found
 
-        monkeypatch.setattr(Receiver, "received", counted)
+        monkeypatch.setattr(Receiver, "receive", counted)
 
     def __call__(self) -> float:
         return self.now

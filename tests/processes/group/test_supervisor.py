@@ -12,7 +12,7 @@ import pytest
 
 from shoestring.core.errors import Crashed, Mistake
 from shoestring.processes.group.channel import PEER_LOST
-from shoestring.processes.group.decision import TRIES, Decision, Setback, decided
+from shoestring.processes.group.decision import TRIES, Decision, Setback, decide
 from shoestring.processes.group.round import read_round
 from shoestring.processes.group.supervisor import JOIN, StoppedUnsaved, Supervisor
 from shoestring.processes.launch import exit_reason
@@ -59,7 +59,7 @@ WRONG = Failure(Cause.MISTAKE, "worker 1 of 2: no such thing")
     ],
 )
 def test_what_follows_from_a_setback(setback: Setback, follows: Decision) -> None:
-    assert decided(setback) is follows
+    assert decide(setback) is follows
 
 
 class Machines:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from shoestring.runs.folder import Folder
 from shoestring.runs.report import report_of
-from shoestring.show.page import content, from_packages, guarded, page
+from shoestring.show.page import content, from_packages, guarded_section, page
 from shoestring.show.page.overview import curves, overview, summary
 from tests.show.made_reports import made_report
 from tests.show.made_runs import PLAN, add, made_run
@@ -560,5 +560,5 @@ def raising(error: BaseException) -> str:
     ],
 )
 def test_a_section_that_gives_no_text_or_raises_is_told_in_its_place(section: Any, told: str) -> None:
-    found = page(made_report({"job": "gpt"}), [guarded("theirs", lambda: section)])
+    found = page(made_report({"job": "gpt"}), [guarded_section("theirs", lambda: section)])
     assert "theirs can&#39;t be shown" in found and told in found and "</html>" in found

@@ -19,7 +19,7 @@ from shoestring.runs.report_json import report_json
 from shoestring.show.page import content, page
 from shoestring.show.page.live import live
 from shoestring.show.page.overview import curves, overview, summary
-from shoestring.show.page.standing import diverged, standing
+from shoestring.show.page.standing import divergence_text, standing
 from tests.show.made_reports import made_report
 from tests.show.made_runs import add, append, made_run, step_fields
 from tests.show.page.test_document import full, plain_text, told
@@ -38,15 +38,17 @@ FALLING = [3 / (1 + 0.1 * step) for step in range(100)]
         ([2.0] * 5, ""),
         ([*FALLING, *(8.0 + 0.1 * (step % 3) for step in range(40))], "far above"),
         ([-1.0] * 50 + [0.5] * 50, "far above"),
-        ([*FALLING, nan], "not a number since step 101"),
-        ([*FALLING[:50], nan, *FALLING[50:], inf, nan], "not a number since step 102"),
+        ([*FALLING, nan], "not been finite since step 101"),
+        ([*FALLING[:50], nan, *FALLING[50:], inf, nan], "not been finite since step 102"),
         ([nan, *FALLING], ""),  # it recovered
-        ([nan], "not a number since step 1"),
+        ([nan], "not been finite since step 1"),
     ],
 )
 def test_a_loss_that_went_astray_is_told_apart_from_noise(losses: list[float], why: str) -> None:
     assert (
-        (why in diverged(made_report({"losses": losses}))) if why else diverged(made_report({"losses": losses})) == ""
+        (why in divergence_text(made_report({"losses": losses})))
+        if why
+        else divergence_text(made_report({"losses": losses})) == ""
     )
 
 

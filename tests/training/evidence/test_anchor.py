@@ -14,7 +14,7 @@ from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.measure.load import Timing
-from shoestring.planning.answers import MeasuredAnswers, opened
+from shoestring.planning.answers import MeasuredAnswers, open_answers
 from shoestring.planning.choose import Chooser, asked_for, best_first
 from shoestring.training import library as api
 from shoestring.training.evidence.anchor import pace, typical
@@ -100,10 +100,10 @@ def answer(kept: MeasuredAnswers, seconds: float, busy: float) -> tuple[float, f
 
 
 def test_what_was_timed_on_a_busy_machine_is_timed_again_and_the_less_held_up_counts(file: Path) -> None:
-    assert answer(opened({"job": 1}, 1.0), 13.8, 0.9) == (13.8, 0.9)
-    assert answer(opened({"job": 1}, 1.0), 9.0, 0.95) == (13.8, 0.9), "worse still"
-    assert answer(opened({"job": 1}, 1.0), 0.48, 0.02) == (0.48, 0.02)
-    assert answer(opened({"job": 1}, 1.0), 7.0, 0.0) == (0.48, 0.02), "a quiet one is not made again"
+    assert answer(open_answers({"job": 1}, 1.0), 13.8, 0.9) == (13.8, 0.9)
+    assert answer(open_answers({"job": 1}, 1.0), 9.0, 0.95) == (13.8, 0.9), "worse still"
+    assert answer(open_answers({"job": 1}, 1.0), 0.48, 0.02) == (0.48, 0.02)
+    assert answer(open_answers({"job": 1}, 1.0), 7.0, 0.0) == (0.48, 0.02), "a quiet one is not made again"
 
 
 def test_a_busy_measurement_does_not_decide_the_plan_is_told_and_is_made_again(

@@ -159,7 +159,7 @@ def test_of_plans_that_are_as_fast_the_more_exact_then_the_smaller_then_the_simp
 def test_the_planner_takes_what_was_chosen_before_if_it_is_allowed() -> None:
     def chosen(*earlier: Any) -> tuple[Any, ...]:
         planner = Planner(logs()[0], Hardware(), earlier=earlier)
-        return planner.decided(planner.ledger(), 8 << 30).chosen.techniques
+        return planner.outcome_of(planner.ledger(), 8 << 30).chosen.techniques
 
     first = Planner(logs()[0], Hardware()).outcome(8 << 30).chosen.techniques
     assert chosen(*first) == first

@@ -212,10 +212,10 @@ def test_pieces_that_change_the_result_are_not_chosen_unasked_and_told_when_aske
     planner = Planner(job(loss=contrastive), Hardware(), catalogue=(Accumulate,))
     ledger = planner.ledger()
     assert Accumulate(2).exactness(ledger) is DataParallel().exactness(ledger) is Exactness.CHANGED
-    outcome = planner.decided(ledger, None)
+    outcome = planner.outcome_of(ledger, None)
     assert outcome.chosen.techniques == () and outcome.tried == 1
     assert "the loss of a batch is not the mean of its pieces' losses" in dict(outcome.refused)["Accumulate"]
-    asked = planner.decided(ledger, None, (Accumulate(2),)).chosen
+    asked = planner.outcome_of(ledger, None, (Accumulate(2),)).chosen
     assert asked.exactness is Exactness.CHANGED
     assert "Accumulate(pieces=2) changes the result: the loss of a batch is not the mean" in asked.basis
 

@@ -69,12 +69,13 @@ def test_what_the_machine_has_no_room_for_is_estimated_and_not_tried(
     planner = Planner(loaded_job(tmp_path / "job.py", {}), Hardware(), worker)
     ledger = planner.ledger()
     assert (
-        "from a trial of 12 steps" in planner.decided(ledger, None, (FusedOptimizer(),)).chosen.basis
+        "from a trial of 12 steps" in planner.outcome_of(ledger, None, (FusedOptimizer(),)).chosen.basis
         and tasks.pop() == "trial"
     )
     monkeypatch.setattr("shoestring.training.predict.memory_free", lambda: 1 << 20)
     assert (
-        "no room to try it" in planner.decided(ledger, None, (FusedOptimizer(),)).chosen.basis and "trial" not in tasks
+        "no room to try it" in planner.outcome_of(ledger, None, (FusedOptimizer(),)).chosen.basis
+        and "trial" not in tasks
     )
 
 
@@ -92,4 +93,4 @@ def test_a_trial_that_ends_badly_says_what_was_tried(devices: int, use: Techniqu
     with pytest.raises(
         (Crashed, Mistake), match=rf"trying {re.escape(text(use))} for \d+ real steps: {re.escape(why)}$"
     ):
-        planner.decided(planner.ledger(), None, (use,))
+        planner.outcome_of(planner.ledger(), None, (use,))

@@ -14,7 +14,7 @@ from shoestring.core.hardware import Hardware
 from shoestring.measure.fake import LooksAtValues
 from shoestring.measure.timeline import peak
 from shoestring.training.evidence import rehearsals
-from shoestring.training.evidence.rehearse import rehearse, tracked
+from shoestring.training.evidence.rehearse import rehearse, track
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.planner import Planner
 from tests.models import seeded
@@ -101,7 +101,7 @@ def test_a_rehearsal_does_not_invent_what_depends_on_weights(kind: type[nn.Modul
 def test_a_plan_for_it_is_measured_and_says_so(kind: type[nn.Module]) -> None:
     made = job_of(kind)
     found = Planner(made, Hardware()).outcome(None, forced=())
-    assert found.chosen.predicted["peak_bytes"] == peak(tracked(made, (), seeded(made))).bytes
+    assert found.chosen.predicted["peak_bytes"] == peak(track(made, (), seeded(made))).bytes
     assert "measured on real tensors and the first batches" in found.chosen.basis
 
 

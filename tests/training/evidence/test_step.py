@@ -27,7 +27,7 @@ from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.drop_stragglers import DropStragglers
 from shoestring.training.data_parallel.local_steps import LocalSteps
 from shoestring.training.data_parallel.shard import Shard
-from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.training.evidence.rehearse import prepared, rehearse, track
 from shoestring.training.evidence.step import traits_of
 from shoestring.training.loop import steps
 from shoestring.training.memory import offload_optimizer as offload
@@ -196,7 +196,7 @@ def test_what_is_nested_or_called_by_another_method_is_trained_to_the_same_bits_
     made = JOBS[name]()
     assert torch.equal(weights_after(made, (technique,)), weights_after(made, ()))
     predicted = peak(rehearse(made, (technique,))).bytes
-    assert predicted == peak(tracked(made, (technique,), seeded(made))).bytes
+    assert predicted == peak(track(made, (technique,), seeded(made))).bytes
     assert predicted < peak(rehearse(made, ())).bytes
 
 
@@ -323,7 +323,7 @@ def test_what_has_no_kernel_for_complex_weights_is_refused_with_the_reason_and_t
 def test_sparse_gradients_are_tracked_and_trained_on(technique: Technique | None) -> None:
     techniques = (technique,) if technique else ()
     made = words(0.0 if isinstance(technique, Accumulate) else 0.9)
-    log = tracked(made, techniques, seeded(made))
+    log = track(made, techniques, seeded(made))
     assert "sparse gradients" in log.traits or isinstance(technique, StepInBackward)
     assert peak(log).bytes > 500 * WIDE * 4
     assert torch.allclose(weights_after(made, techniques), weights_after(made, ()), atol=1e-6)
@@ -331,7 +331,7 @@ def test_sparse_gradients_are_tracked_and_trained_on(technique: Technique | None
 
 def test_what_can_not_step_sparse_gradients_is_refused_with_the_reason() -> None:
     made = words()
-    traits = frozenset(traits_of(made, tracked(made, (), seeded(made)), own_process=True))
+    traits = frozenset(traits_of(made, track(made, (), seeded(made)), own_process=True))
     ledger = Ledger((), standing=StandingBytes(optimizer=1.0), workers=Workers(2), findings=Findings(traits))
     for technique in (
         FusedOptimizer(),

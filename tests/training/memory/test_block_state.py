@@ -17,7 +17,7 @@ from shoestring import Job
 from shoestring.core.errors import Mistake
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
-from shoestring.training.evidence.rehearse import rehearse, tracked
+from shoestring.training.evidence.rehearse import rehearse, track
 from shoestring.training.library import verify
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.offload_activations import OffloadActivations
@@ -260,7 +260,7 @@ def test_what_a_block_keeps_is_put_back_before_it_is_computed_again(
 def test_copies_of_what_a_block_keeps_are_predicted_to_the_byte(block: Callable[[], nn.Module]) -> None:
     made = job_of(lambda: Twice(block))
     for plan in PLANS:
-        assert peak(rehearse(made, plan)).bytes == peak(tracked(made, plan, seeded(made))).bytes, plan
+        assert peak(rehearse(made, plan)).bytes == peak(track(made, plan, seeded(made))).bytes, plan
 
 
 SHARED_CHANCE = torch.Generator().manual_seed(0)

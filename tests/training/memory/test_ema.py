@@ -19,7 +19,7 @@ from shoestring.measure.timeline import peak
 from shoestring.training.conflicts import clash
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.shard import Shard
-from shoestring.training.evidence.rehearse import rehearse, tracked
+from shoestring.training.evidence.rehearse import rehearse, track
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.ema import EMA
@@ -130,7 +130,7 @@ def test_it_costs_what_was_rehearsed_and_one_copy_of_what_is_trained(others: tup
         )
     )
     made = (*others, EMA())
-    predicted, measured = peak(rehearse(wide, made)).bytes, peak(tracked(wide, made, seeded(wide))).bytes
+    predicted, measured = peak(rehearse(wide, made)).bytes, peak(track(wide, made, seeded(wide))).bytes
     without = peak(rehearse(wide, others)).bytes
     trained_bytes = 4 * (6 * 5000 + 5000 + 5000 * 3 + 3)
     assert predicted - without == trained_bytes and abs(predicted - measured) <= 0.001 * measured * (

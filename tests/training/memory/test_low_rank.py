@@ -38,7 +38,7 @@ from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.conflicts import conflict
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.shard import Shard
-from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.training.evidence.rehearse import prepared, rehearse, track
 from shoestring.training.execution.snapshot import restore, snapshot_of
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
@@ -161,7 +161,7 @@ def test_beside_others_it_trains_the_same_in_the_bytes_that_were_rehearsed(other
     made, plan = calm("llama"), (LOW, *others)
     if any(type(one) in (StepInBackward, OffloadModel) for one in others):  # as ever, these can't clip
         made = replace(made, clip=0.0)
-    predicted, measured = rehearse(made, plan), tracked(made, plan, seeded(made))
+    predicted, measured = rehearse(made, plan), track(made, plan, seeded(made))
     assert peak(predicted).bytes == peak(measured).bytes and predicted.moved == measured.moved
     assert predicted.flops.total() == measured.flops.total()
     found, wanted = after(plan, made), alone() if made.clip else after((LOW,), made)

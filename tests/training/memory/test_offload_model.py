@@ -29,7 +29,7 @@ from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.runs.initial_weights import valued
 from shoestring.runs.tensors import write_tensors
-from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.training.evidence.rehearse import prepared, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory import disk_store, eight_bits, offloaded_optimizer, row_split, streaming
 from shoestring.training.memory import offload_model as stream
@@ -165,7 +165,7 @@ def test_a_file_system_without_direct_input_and_output_is_told_of(
 @pytest.mark.parametrize("name", ["chain", "gpt2"])
 def test_bytes_in_memory_and_bytes_on_the_way_are_as_predicted(name: str, technique: Technique, tiny: None) -> None:
     made = job(name)
-    predicted, measured = rehearse(made, (technique,)), tracked(made, (technique,), seeded(made))
+    predicted, measured = rehearse(made, (technique,)), track(made, (technique,), seeded(made))
     assert peak(predicted).bytes == peak(measured).bytes
     assert predicted.moved == measured.moved and predicted.moved[1] > 0
 
@@ -278,7 +278,7 @@ def test_a_meta_model_is_planned_and_trained(tmp_path: Path) -> None:
     made = Job(model=on_meta, data=lambda: [(torch.ones(4, 64), torch.zeros(4, dtype=torch.long))] * 4, steps=3)
     random_state.seed(made.seed)
     model = valued(on_meta(), made)
-    assert peak(rehearse(made, (OffloadModel(),))).bytes == peak(tracked(made, (OffloadModel(),), model)).bytes
+    assert peak(rehearse(made, (OffloadModel(),))).bytes == peak(track(made, (OffloadModel(),), model)).bytes
 
 
 # The disk store

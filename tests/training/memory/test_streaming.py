@@ -20,7 +20,7 @@ from shoestring.data.feed import Feed
 from shoestring.measure.holdings import Holders
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Tracker, watch_run
-from shoestring.training.evidence.rehearse import prepared, rehearse, tracked, tracked_steps
+from shoestring.training.evidence.rehearse import prepared, rehearse, track, tracked_steps
 from shoestring.training.loop import steps
 from shoestring.training.memory import offload_model as stream
 from shoestring.training.memory import offload_optimizer as offload
@@ -90,7 +90,7 @@ def test_frozen_weights_are_written_once_and_the_others_trained_to_the_same_bits
         if region.name.startswith(("moments", "waiting"))
     )
     assert apart(trained(made, (FusedOptimizer(), *more))[0], after) == 0.0
-    predicted, measured = rehearse(made, plan), tracked(made, plan, seeded(made))
+    predicted, measured = rehearse(made, plan), track(made, plan, seeded(made))
     assert peak(predicted).bytes == peak(measured).bytes
     assert predicted.moved == measured.moved and predicted.stored == measured.stored
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.measure.timeline import peak
-from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.training.evidence.rehearse import prepared, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory import disk_store, offloaded_optimizer, row_split, streaming
 from shoestring.training.memory import offload_model as stream
@@ -109,7 +109,7 @@ def test_bytes_in_memory_on_the_way_and_on_the_disk_are_as_predicted(
     name: str, clip: float, more: tuple[Technique, ...], tiny: None
 ) -> None:
     made, plan = job(name, clip=clip), (*more, OffloadModel())
-    predicted, measured = rehearse(made, plan), tracked(made, plan, seeded(made))
+    predicted, measured = rehearse(made, plan), track(made, plan, seeded(made))
     assert peak(predicted).bytes == peak(measured).bytes
     assert predicted.moved == measured.moved and predicted.stored == measured.stored
 

@@ -13,7 +13,7 @@ from shoestring.core.job import Job
 from shoestring.core.mesh import imagined_mesh
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Log
-from shoestring.training.evidence.rehearse import rehearse, tracked
+from shoestring.training.evidence.rehearse import rehearse, track
 from shoestring.training.pipeline.pipeline import Pipeline
 from tests.awkward import WIDTH, Work
 from tests.models import seeded
@@ -59,7 +59,7 @@ def dirty(job: Job, rank: int, real: bool) -> Log:
         for _ in range(20):
             torch.full((size,), 1 << 40)
     placed = replace(job, mesh=imagined_mesh(TWO, rank))
-    return tracked(placed, (Pipeline(2, 2),), seeded(job)) if real else rehearse(placed, (Pipeline(2, 2),))
+    return track(placed, (Pipeline(2, 2),), seeded(job)) if real else rehearse(placed, (Pipeline(2, 2),))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

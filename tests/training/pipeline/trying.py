@@ -28,7 +28,7 @@ from shoestring.core.technique import in_order
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.processes.group.worker import leave
-from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.training.evidence.rehearse import prepared, rehearse, track
 from shoestring.training.group_technique import mesh_sizes
 from shoestring.training.links.process_mesh import joined_mesh
 from shoestring.training.links.shared_memory_link import join_link
@@ -70,7 +70,7 @@ def tried(made: Job, techniques: tuple[Technique, ...], begun: Tensor, plain: Te
     apart = join_link(
         rank, world, near, group=dist.new_group()
     )  # what is still on its way after two steps reaches no other plan
-    measured = tracked(replace(made, mesh=joined_mesh(apart, sizes, near)), techniques, seeded(made))
+    measured = track(replace(made, mesh=joined_mesh(apart, sizes, near)), techniques, seeded(made))
     wire = on_the_wire() - before
     predicted = rehearse(replace(made, mesh=imagined_mesh(sizes, rank, near)), techniques)
     told = grouped.link.objects(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shoestring import Job
 from shoestring.core.private import UNTRACEABLE
 from shoestring.measure.timeline import peak
-from shoestring.training.evidence.rehearse import rehearse, tracked
+from shoestring.training.evidence.rehearse import rehearse, track
 from tests.models import SAMPLES, SMALL, TWO_SIDED, draw, hugging, pictures, seeded, tokens, waves
 from tests.training.test_honest import PLANS
 
@@ -481,4 +481,4 @@ def test_the_rehearsed_peak_is_the_measured_one(name: str) -> None:
             rehearse(made, ())
         return
     for plan in PLANS[:2] + PLANS[3:4] + PLANS[5:]:
-        assert peak(rehearse(made, plan)).bytes == peak(tracked(made, plan, seeded(made))).bytes, plan
+        assert peak(rehearse(made, plan)).bytes == peak(track(made, plan, seeded(made))).bytes, plan

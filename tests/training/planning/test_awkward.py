@@ -23,7 +23,7 @@ from shoestring.core.run_weights import brought_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.catalogue import CATALOGUE
-from shoestring.training.evidence.rehearse import prepared, tracked
+from shoestring.training.evidence.rehearse import prepared, track
 from shoestring.training.group_technique import uniting
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
@@ -91,7 +91,7 @@ def outcome(name: str, technique: Technique) -> str:
         reset()
         predicted = peak(asked.rehearsals.log((technique,))).bytes
         reset()
-        measured = peak(tracked(made, (technique,), seeded(made))).bytes
+        measured = peak(track(made, (technique,), seeded(made))).bytes
         after = weights_after(name, (technique,))
     except Mistake as error:
         return f"refused: {error}"
@@ -109,7 +109,7 @@ def outcome(name: str, technique: Technique) -> str:
 def test_awkward_models_keep_the_promises_of_techniques_or_these_are_refused(name: str) -> None:
     made = AWKWARD[name].job()
     reset()
-    assert peak(planner(name)[0].rehearsals.log(())).bytes == peak(tracked(made, (), seeded(made))).bytes
+    assert peak(planner(name)[0].rehearsals.log(())).bytes == peak(track(made, (), seeded(made))).bytes
     for technique in QUICK:
         outcome(name, technique)
 

@@ -19,7 +19,7 @@ from shoestring.core.run_weights import brought_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.catalogue import CATALOGUE
-from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.training.evidence.rehearse import prepared, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory.ema import EMA
 from shoestring.training.planner import Planner
@@ -118,5 +118,5 @@ def test_under_every_technique_frozen_layers_stay_as_they_are_and_the_plan_is_ex
         assert all(torch.equal(after[known], value) for known, value in frozen.items()), one
         off = max(float((after[known] - value).abs().max()) for known, value in plain.items())
         assert off == 0 if level is Exactness.BITS else off < 1e-4 or level > Exactness.ROUNDING, (one, off)
-        predicted, measured = rehearse(made, (one,)), tracked(made, (one,), seeded(made))
+        predicted, measured = rehearse(made, (one,)), track(made, (one,), seeded(made))
         assert peak(predicted).bytes == peak(measured).bytes and predicted.moved == measured.moved, one

@@ -17,7 +17,7 @@ from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
-from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.training.evidence.rehearse import prepared, rehearse, track
 from shoestring.training.evidence.step import largest_worker
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
@@ -113,7 +113,7 @@ def test_graphs_are_accumulated_by_the_jobs_own_split(pieces: int) -> None:
     assert torch.allclose(weights_after(job(), Accumulate(pieces)), weights_after(job()), atol=1e-6)
     assert (
         peak(rehearse(job(), (Accumulate(pieces),))).bytes
-        == peak(tracked(job(), (Accumulate(pieces),), seeded(job()))).bytes
+        == peak(track(job(), (Accumulate(pieces),), seeded(job()))).bytes
     )
 
 

@@ -17,7 +17,7 @@ from shoestring.core.errors import Mistake
 from shoestring.jobs.gpt import Gpt
 from shoestring.jobs.gpt import job as gpt_job
 from shoestring.measure.timeline import peak
-from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.training.evidence.rehearse import prepared, rehearse, track
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.fused import FusedOptimizer
@@ -110,7 +110,7 @@ def test_the_rehearsed_peak_of_slices_is_the_measured_one_to_the_byte(
 ) -> None:
     made = JOBS[name]()
     for plan in plans:
-        predicted, measured = rehearse(made, plan), tracked(made, plan, seeded(made))
+        predicted, measured = rehearse(made, plan), track(made, plan, seeded(made))
         assert peak(predicted).bytes == peak(measured).bytes, plan
         assert predicted.flops.total() == measured.flops.total(), plan
 
@@ -118,7 +118,7 @@ def test_the_rehearsed_peak_of_slices_is_the_measured_one_to_the_byte(
 @pytest.mark.slow
 def test_slices_in_bf16_are_rehearsed_within_a_thousandth() -> None:
     plan = (SequencePipeline(2), Precision("bf16"))
-    predicted, measured = peak(rehearse(gpt(), plan)).bytes, peak(tracked(gpt(), plan, seeded(gpt()))).bytes
+    predicted, measured = peak(rehearse(gpt(), plan)).bytes, peak(track(gpt(), plan, seeded(gpt()))).bytes
     assert abs(predicted - measured) <= 0.001 * measured
 
 

@@ -21,7 +21,7 @@ from shoestring.measure.timeline import peak
 from shoestring.runs.report import report_of
 from shoestring.training.conflicts import conflict
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.training.evidence.rehearse import prepared, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
@@ -207,7 +207,7 @@ def flat(model: nn.Module) -> Tensor:
 def test_the_rehearsal_has_its_bytes_and_operations(kind: Any) -> None:
     made = usual_job("chain", optimizer=sgd)
     for plan in ((kind(),), (Accumulate(2), kind()), (Checkpoint(every=1), kind())):
-        predicted, measured = rehearse(made, plan), tracked(made, plan, seeded(made))
+        predicted, measured = rehearse(made, plan), track(made, plan, seeded(made))
         assert peak(predicted).bytes == peak(measured).bytes, plan
         assert predicted.flops.total() == measured.flops.total(), plan
     plain = rehearse(made, ())

@@ -44,7 +44,7 @@ def worker(
 
     from shoestring.core.mesh import imagined_mesh, on_one_axis
     from shoestring.measure.timeline import peak
-    from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+    from shoestring.training.evidence.rehearse import prepared, rehearse, track
     from shoestring.training.group_technique import mesh_sizes
     from shoestring.training.links.process_mesh import joined_mesh
     from shoestring.training.links.shared_memory_link import join_link
@@ -79,7 +79,7 @@ def worker(
                 norm = sum(float(one.square().sum()) for one in whole.values() if one is not None) ** 0.5
                 apart = [float((one - whole[key]).norm()) / norm for key, one in own.items()]
                 predicted = rehearse(replace(made, mesh=imagined_mesh(sizes, rank, True)), plan)
-                measured = tracked(here, plan, seeded(made))
+                measured = track(here, plan, seeded(made))
                 found.append(
                     {
                         "job": name,

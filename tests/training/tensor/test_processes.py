@@ -22,7 +22,7 @@ from shoestring.runs.tensors import TensorFile
 from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.shard import Shard
-from shoestring.training.evidence.rehearse import rehearse, tracked
+from shoestring.training.evidence.rehearse import rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
@@ -101,7 +101,7 @@ def compared(mesh: Mesh, name: str, plans: tuple[tuple[Technique, ...], ...]) ->
     found = []
     for plan in plans:
         job = split_job(name, clip=0.1, held_out=lambda: [next(iter(split_job(name).data()))])
-        measured = tracked(replace(job, mesh=mesh), plan, made(job))
+        measured = track(replace(job, mesh=mesh), plan, made(job))
         imagined = imagined_mesh(mesh.sizes, mesh.link.rank, mesh.link.same_machine)
         predicted = rehearse(replace(job, mesh=imagined), plan)
         found.append(

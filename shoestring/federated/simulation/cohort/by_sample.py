@@ -1,8 +1,8 @@
 """Trains the first linear layer of many devices in its dual form, per sample: no step touches the layer's weights.
 
-It pays for devices that use their samples in several epochs. Every step adds multiples of samples to the weights, so the weights follow
-from a row per sample, D: the sum of  rate x gradient  over the steps that used the sample. With X all samples of a device and W, b where
-it began,
+It pays for devices that use their samples in several epochs. Every step adds multiples of samples to the weights. So
+the weights are determined by D, which has a row per sample: the sum of rate x gradient over the steps that used it.
+With X all samples of a device and W, b where it began,
 
     z_t  =  (X W^T + b)[t]  -  (X X^T + 1)[t] D          [t]: the rows of the step's samples
     W    <-  W - D^T X                                   once, at the end

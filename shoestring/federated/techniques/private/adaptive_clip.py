@@ -32,7 +32,7 @@ LEAST, MOST = 1e-12, 1e12  # norms
 class AdaptiveClip(FederatedTechnique):
     """Let the clipping norm follow the updates.
 
-    Costs: a little more noise in the updates, for the count that is told of devices too.
+    Costs: a little more noise in the updates, because the count of unclipped devices is released as well.
 
     Not for: very few devices a round, whose count is mostly noise.
     """

@@ -1,10 +1,10 @@
-"""TopK: only the largest numbers of an update are sent; the device keeps what it left out and adds it to its next update.
+"""TopK: send only the largest numbers of an update; the device adds the rest to its next update (error feedback).
 
     sent = top_k(update + left)          left <- update + left - sent
 
-Biased: what is left out is late, not lost (numerics/error_feedback.py). By then others have moved the weights, and a device that
-never takes part again never sends it. |error|^2 = the squares of the smallest n - k numbers. Of equals, those that stand first are sent.
-Stich, Cordonnier, Jaggi 2018, Sparsified SGD with Memory, arXiv 1809.07599.
+Biased: what is left out is delayed, not lost (numerics/error_feedback.py). By then other devices have moved the
+weights, and a device that never takes part again never sends it. |error|^2 = the sum of squares of the smallest n - k
+numbers. Ties go to the first. Stich, Cordonnier, Jaggi 2018, Sparsified SGD with Memory, arXiv 1809.07599.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shoestring.numerics.error_feedback import owed
 from shoestring.numerics.top_k import top_k_mask
 
 SHARES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
-BITS, BLOCK = (8, 4, 2), 1024  # of QuantizeUpdates, that the chooser tries after it
+BITS, BLOCK = (8, 4, 2), 1024  # bits and block of QuantizeUpdates, which the planner combines with it
 PLACES, COUNTS, LEFT = "TopK.places", "TopK.counts", "TopK.left"
 
 
@@ -48,7 +48,7 @@ class TopK(FederatedTechnique):
     noise of devices.
     """
 
-    share: float = 0.01  # of the numbers, that is sent
+    share: float = 0.01  # fraction of the numbers that are sent
 
     why: ClassVar[str] = "only the largest numbers on the way up, the others later"
     seam: ClassVar[str] = "send"
@@ -63,7 +63,7 @@ class TopK(FederatedTechnique):
 
     @classmethod
     def choices(cls, cost: RoundCost, /) -> tuple[TopK, ...]:
-        """Usual shares, and those that fill the bytes that a device may send, as they are or quantized."""
+        """Usual shares, and those that fill the upload limit, unquantized or quantized."""
         shares = dict.fromkeys((*SHARES, *(share for bits in (32, *BITS) if (share := filling(cost, bits)))))
         return tuple(
             one
@@ -75,11 +75,11 @@ class TopK(FederatedTechnique):
         return device_noise_refusal(cost)
 
     def count(self, size: int) -> int:
-        """Numbers that are sent."""
+        """Number of values that are sent."""
         return min(max(round(self.share * size), 1), size)
 
     def bytes(self, size: int) -> int:
-        """Of them and of where they stand."""
+        """Bytes for these values and their positions."""
         return 4 * self.count(size) + shortest(self.count(size), size)[0]
 
     def drift(self, cost: RoundCost, /) -> float:
@@ -94,7 +94,7 @@ class TopK(FederatedTechnique):
             device_bytes=cost.device_bytes + 4 * cost.values,
         )
         if cost.evidence is None:
-            return add_error_share(less, 1 - count / cost.values)  # all numbers alike: the worst there is
+            return add_error_share(less, 1 - count / cost.values)  # the worst case: all numbers have the same magnitude
         decoded, values = largest(cost.evidence.decoded, count)
         return without_clip(replace_evidence(less, replace(cost.evidence, decoded=decoded, values=values)))
 
@@ -110,9 +110,7 @@ class TopK(FederatedTechnique):
                 if bool(row.isfinite().all()):
                     state[LEFT] = row.masked_fill(chosen, 0.0)
                 else:
-                    row.fill_(
-                        torch.nan
-                    )  # so that it is rejected, whatever would be sent of it; what is left is still that of before
+                    row.fill_(torch.nan)  # it will be rejected, whatever would be sent; keep the state from before
             places, counts = encode_places(kept, count)
             return replace(
                 sent,
@@ -123,7 +121,7 @@ class TopK(FederatedTechnique):
             payload, size = dict(sent.payload), order.weights.numel()
             found = EncodedPlaces(payload.pop(PLACES), payload.pop(COUNTS))
             kept, good = decode_places(found, self.count(size), size)
-            values = torch.where(good[:, None], payload.pop(VALUES), torch.nan)  # what makes no sense is rejected
+            values = torch.where(good[:, None], payload.pop(VALUES), torch.nan)  # an invalid message is rejected
             rows = torch.zeros(len(values), size).masked_scatter_(kept, values)
             return subject.decode(order, replace(sent, payload={**payload, VALUES: rows}))
 
@@ -131,21 +129,22 @@ class TopK(FederatedTechnique):
 
 
 def filling(cost: RoundCost, bits: int) -> float:
-    """The largest share whose numbers, of so many bits, and places fit what a device may send; 0 if nothing is limited or nothing fits."""
+    """The largest share whose values (at this many bits) and positions fit the upload limit; 0 if there is no limit or
+    nothing fits."""
     size, room = cost.values, cost.upload - (cost.up - 4 * cost.values)
 
     def taken(count: int) -> int:
         return shortest(count, size)[0] + (4 * count if bits == 32 else levels_bytes(count, bits, BLOCK))
 
-    count = bisect_right(range(1, size), room, key=taken) if cost.upload else 0  # `taken` never falls
+    count = bisect_right(range(1, size), room, key=taken) if cost.upload else 0  # `taken` is monotonic
     digits = 3
     while count and round((share := float(f"{count / size:.{digits}g}")) * size) != count:
-        digits += 1  # as few as name this count
+        digits += 1  # the fewest digits that give this count
     return share if count else 0.0
 
 
 @cache_by_identity
 def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Rows (m, size) of which only the largest numbers are left, and those alone (m, count), in their order."""
+    """Rows (m, size) with only the largest numbers left, and these numbers alone (m, count), in order."""
     kept = torch.stack([top_k_mask(row, count) for row in rows])
     return rows * kept, rows[kept].view(len(rows), count)
