@@ -105,7 +105,9 @@ class Admission:
         waste = 1.0 if self.how.packed else 1 / SIMILAR  # padding, at most
         waiting = math.ceil(load.tokens * waste)
         ahead = sum(load.busy) + self.seconds(load.rows, waiting, time)
-        company = min(waiting, max(self.how.tokens - tokens, 0))  # of others in the same batch, which one replica computes
+        company = min(
+            waiting, max(self.how.tokens - tokens, 0)
+        )  # of others in the same batch, which one replica computes
         replicas = max(len(load.busy), 1)
         return ahead / replicas + (1 - 1 / replicas) * time.per_token * company + self.seconds(rows, tokens, time)
 
@@ -114,7 +116,9 @@ class Admission:
         batches = max(math.ceil(tokens / self.how.tokens), math.ceil(rows / self.how.rows))
         return batches * time.base + time.per_row * rows + time.per_token * tokens
 
-    def turned(self, load: AdmissionLoad, rows: int, tokens: int, pace: float = 1.0, within: float = inf) -> Turned | None:
+    def turned(
+        self, load: AdmissionLoad, rows: int, tokens: int, pace: float = 1.0, within: float = inf
+    ) -> Turned | None:
         """Why a request is refused; None: it is accepted. `within`: seconds until its own deadline.
 
         Without anybody before it, a request is computed even if it alone takes longer than the target: it would never be answered else.
@@ -126,7 +130,9 @@ class Admission:
         time = self.time.times(pace)
         alone = self.answered_in(AdmissionLoad(0, 0, [0.0] * len(load.busy)), rows, tokens, time)
         if alone > within:
-            return Turned(f"it takes {alone:.3g} s without anybody before it, and its deadline is in {within:.3g} s", inf)
+            return Turned(
+                f"it takes {alone:.3g} s without anybody before it, and its deadline is in {within:.3g} s", inf
+            )
         expected, most = self.answered_in(load, rows, tokens, time), min(max(self.target * self.margin, alone), within)
         if expected <= most:
             return None

@@ -1,7 +1,7 @@
 """What the headers of a request ask for: how urgent it is, and until when its answer is wanted.
 
-    Priority: u=0 .. u=7         RFC 9218: 0 first, 7 last, 3 where nothing is said
-    X-Request-Timeout-Ms: 250    nobody waits longer
+Priority: u=0 .. u=7         RFC 9218: 0 first, 7 last, 3 where nothing is said
+X-Request-Timeout-Ms: 250    nobody waits longer
 """
 
 from __future__ import annotations

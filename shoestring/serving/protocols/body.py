@@ -47,4 +47,6 @@ async def read_value(request: Request, most: int) -> Any:
         return data
     if kind in JSON or kind.endswith("+json"):
         return read_json(data)
-    raise RefusedRequest(415, f"send application/json, text/plain, or bytes as application/octet-stream, not {kind}", "content-type")
+    raise RefusedRequest(
+        415, f"send application/json, text/plain, or bytes as application/octet-stream, not {kind}", "content-type"
+    )

@@ -1,9 +1,9 @@
 """One connection: uvicorn's HTTP protocol, and what it lacks against clients that send too much, too slowly or nothing.
 
-    headers larger than most_header          431, closed
-    no whole request within request_seconds  408, closed
-    nothing taken for write_seconds          closed
-    more than most_connections               503, closed
+headers larger than most_header          431, closed
+no whole request within request_seconds  408, closed
+nothing taken for write_seconds          closed
+more than most_connections               503, closed
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from shoestring.serving.protocols.config import ServerConfig
 QUIET = logging.getLogger("shoestring.serving.connection")  # what clients do wrong is told to them
 QUIET.addHandler(logging.NullHandler())
 QUIET.propagate = False
-REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
+REASONS = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -53,12 +58,12 @@ class LimitedConnection(HttpToolsProtocol):
         if self.in_headers:
             self.header_bytes += len(data)
         super().data_received(data)
-        # what came may have the body's beginning too, but then the headers are complete
+        # What came may have a body as well, but then the headers are complete. Of headers that begin behind a request in one
+        # piece, that piece is not counted: they may be larger by it.
         if self.in_headers and self.header_bytes > self.limits.most_header:
             self.refuse(431, f"the headers are larger than {self.limits.most_header:,} bytes")
 
     def on_message_begin(self) -> None:
-        self.in_headers, self.header_bytes = True, 0
         if self.request_timer is None:
             self.expect_request()
         super().on_message_begin()

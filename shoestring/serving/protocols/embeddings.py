@@ -26,7 +26,9 @@ async def embeddings(front: Front, body: Any, asked: AskedFor) -> dict[str, Any]
     found = checked_object(body, "body", KNOWN)
     model = found.get("model")
     if not isinstance(model, str) or model not in front.repository.specs:
-        raise RefusedRequest(404, f"no model is called {said(model)}; there are: {', '.join(front.repository.specs)}", "model")
+        raise RefusedRequest(
+            404, f"no model is called {said(model)}; there are: {', '.join(front.repository.specs)}", "model"
+        )
     texts = read_texts(found.get("input"), front.config.most_rows)
     form = found.get("encoding_format", "float")
     if form not in ("float", "base64"):
@@ -57,7 +59,9 @@ async def embeddings(front: Front, body: Any, asked: AskedFor) -> dict[str, Any]
 def read_texts(given: Any, most: int) -> list[str]:
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
-        raise wrong("input", "give a text or a list of texts; numbers of tokens are not taken, because tokenizers differ")
+        raise wrong(
+            "input", "give a text or a list of texts; numbers of tokens are not taken, because tokenizers differ"
+        )
     if len(texts) > most:
         raise wrong("input", f"{len(texts):,} texts in one request: give at most {most:,}")
     if not all(texts):
@@ -76,7 +80,9 @@ def vector_of(answer: Any, size: int | None) -> Tensor:
     if vector.ndim == 2 and vector.shape[0] == 1:
         vector = vector[0]
     if vector.ndim != 1 or not len(vector):
-        raise RefusedRequest(400, "the job's answer is no vector: let it return a tensor, a list or {'embedding': ...}", "model")
+        raise RefusedRequest(
+            400, "the job's answer is no vector: let it return a tensor, a list or {'embedding': ...}", "model"
+        )
     if not bool(torch.isfinite(vector).all()):
         raise RefusedRequest(500, "the embedding has NaN or infinity")
     if size is None:

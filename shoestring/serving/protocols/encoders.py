@@ -1,7 +1,7 @@
 """Runs a job's `answer`: makes samples of a request, hands it the outputs, gets the answer.
 
-Where a step of it (a tokenizer) is shorter than handing it to a thread, it runs in the event loop; else in a thread, so that nobody waits for
-an image that is decoded. Which, is measured: steps begin in the thread, and move when the median of the last ones is small.
+Where a step of it (a tokenizer) is short, it runs in the event loop; else in a thread, so that nobody waits for an image that is
+decoded. Which, is measured: steps begin in the thread, and move when the median of the last ones is small.
 
 One step runs at a time, because what jobs use (tokenizers of Hugging Face among them) may not be called by two threads at once.
 """
@@ -28,7 +28,13 @@ from shoestring.serving.sample import Sample, Signature, Tensors
 SHORT = 0.001  # seconds: a request waits no longer for another one's step in the event loop
 LOOKED_AT = 16  # steps
 OF_REQUEST = (ValueError, TypeError, KeyError, IndexError, OSError)  # what an encoder raises for what it can't read
-KINDS: Mapping[Any, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "bytes": (bytes,)}
+KINDS: Mapping[Any, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "bytes": (bytes,),
+}
 Compute = Callable[[Sequence[Sample]], Awaitable[list[Tensors]]]
 
 
@@ -74,7 +80,7 @@ class Encoder:
                 raise wrong(name, "it is missing")
         for name, value in given.items():
             self.check_kind(name, value, parameters)
-        return given
+        return dict(given)
 
     def check_kind(self, name: str, value: Any, parameters: Mapping[str, inspect.Parameter]) -> None:
         kind = parameters[name].annotation if name in parameters else None

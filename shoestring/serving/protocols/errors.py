@@ -33,13 +33,11 @@ def openai_error(found: ErrorAnswer) -> dict[str, Any]:
     return {"error": {"message": found.text, "type": kind, "param": found.field or None, "code": None}}
 
 
-async def on_error(request: Request, error: Exception) -> Response:
-    return error_response(error, request.url.path)
-
-
 async def on_missing(request: Request, error: Exception) -> Response:
     """No such address, or not by this method."""
     status = getattr(error, "status_code", 404)
     text = {404: "there is nothing here; see / or /openapi.json", 405: f"{request.method} is not possible here"}
     headers = getattr(error, "headers", None)
-    return error_response(RefusedRequest(status, text.get(status, "this can't be answered"), headers=headers), request.url.path)
+    return error_response(
+        RefusedRequest(status, text.get(status, "this can't be answered"), headers=headers), request.url.path
+    )

@@ -37,7 +37,9 @@ class Front:
 
     async def answers(self, model: str, samples: Sequence[Sample], asked: AskedFor) -> list[Tensors]:
         if len(samples) > self.config.most_rows:
-            raise RefusedRequest(413, f"{len(samples):,} samples in one request: give at most {self.config.most_rows:,}")
+            raise RefusedRequest(
+                413, f"{len(samples):,} samples in one request: give at most {self.config.most_rows:,}"
+            )
         pool = await self.repository.pool(model)
         return await pool.answers(samples, asked.urgency, asked.within)
 
@@ -53,7 +55,8 @@ class Front:
         function = self.repository.spec(model).answer
         if function is None:
             raise RefusedRequest(
-                404, f"the job of {model!r} has no answer=...: ask /v2/models/{model}/infer with tensors, or add it to the Job"
+                404,
+                f"the job of {model!r} has no answer=...: ask /v2/models/{model}/infer with tensors, or add it to the Job",
             )
         found = self.encoders.get(model)
         if found is None or found.function is not function:

@@ -1,8 +1,8 @@
 """Before any door: the name that was asked for, the token, where the page came from. After it: strict headers.
 
-    health                      open to all, so that a proxy may ask without a secret
-    everything else             Host is a name of ours; Origin, if a browser sends one, too
-                                beyond this machine: Authorization: Bearer TOKEN, or for the page ?token=TOKEN once, then a cookie
+health                      open to all, so that a proxy may ask without a secret
+everything else             Host is a name of ours; Origin, if a browser sends one, too
+                            beyond this machine: Authorization: Bearer TOKEN, or for the page ?token=TOKEN once, then a cookie
 """
 
 from __future__ import annotations
@@ -82,10 +82,14 @@ class Guard:
             raise RefusedRequest(403, "pages of other servers may not ask this one", "origin")
         if self.token and not self.has_token(headers, scope["query_string"].decode("latin-1")):
             told = {"WWW-Authenticate": "Bearer"}
-            raise RefusedRequest(401, "send the token that the server printed: Authorization: Bearer TOKEN", "authorization", told)
+            raise RefusedRequest(
+                401, "send the token that the server printed: Authorization: Bearer TOKEN", "authorization", told
+            )
 
     def is_ours(self, header: str) -> bool:
-        return is_own_host(header, self.config.host, self.machine) or asked_host(header) in map(str.lower, self.config.hosts)
+        return is_own_host(header, self.config.host, self.machine) or asked_host(header) in map(
+            str.lower, self.config.hosts
+        )
 
     def has_token(self, headers: Headers, query: str) -> bool:
         kind, _, given = headers.get("authorization", "").partition(" ")
@@ -99,5 +103,3 @@ def urlsplit_host(origin: str) -> str:
         return urlsplit(origin).netloc
     except ValueError:
         return ""
-
-

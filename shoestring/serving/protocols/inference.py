@@ -40,7 +40,9 @@ class InferRequest:
 
 def read_infer(body: bytes, header_length: str, signature: Signature, most_rows: int) -> InferRequest:
     head, tail = cut(body, header_length)
-    found = checked_object(read_json(head), "body", ("id", "parameters", "inputs", "outputs", "model_name", "model_version"))
+    found = checked_object(
+        read_json(head), "body", ("id", "parameters", "inputs", "outputs", "model_name", "model_version")
+    )
     if not isinstance(found.get("id", ""), str):
         raise wrong("id", "it must be a string")
     parameters = checked_object(found.get("parameters", {}), "parameters")
@@ -58,7 +60,12 @@ def cut(body: bytes, header_length: str) -> tuple[bytes, bytes]:
     """The JSON, and the tensors' bytes behind it."""
     if not header_length:
         return body, b""
-    if not header_length.isascii() or not header_length.isdigit() or len(header_length) > 12 or int(header_length) > len(body):
+    if (
+        not header_length.isascii()
+        or not header_length.isdigit()
+        or len(header_length) > 12
+        or int(header_length) > len(body)
+    ):
         raise wrong(LENGTH_HEADER, f"it must be the JSON's length, at most {len(body)}, and is {header_length[:20]!r}")
     return body[: int(header_length)], body[int(header_length) :]
 
@@ -101,15 +108,23 @@ def read_inputs(given: Any, tail: bytes, signature: Signature, most_rows: int) -
         raise wrong("inputs", f"the model also takes {', '.join(missing)}")
     rows = {one.shape[0] for one in tensors.values()}
     if len(rows) > 1:
-        raise wrong("inputs", f"the first axis counts samples and must be the same for all inputs; it is {sorted(rows)}")
+        raise wrong(
+            "inputs", f"the first axis counts samples and must be the same for all inputs; it is {sorted(rows)}"
+        )
     return tensors
 
 
 def read_shape(one: Mapping[str, Any], field: str, kind: TensorKind, most_rows: int) -> list[int]:
     if one.get("datatype") != DATATYPES[kind.dtype]:
-        raise wrong(f"{field}.datatype", f"{kind.name} is {DATATYPES[kind.dtype]}, and {said(one.get('datatype'))} came")
+        raise wrong(
+            f"{field}.datatype", f"{kind.name} is {DATATYPES[kind.dtype]}, and {said(one.get('datatype'))} came"
+        )
     shape = one.get("shape")
-    if not isinstance(shape, list) or len(shape) > MOST_AXES or any(type(size) is not int or size < 0 for size in shape):
+    if (
+        not isinstance(shape, list)
+        or len(shape) > MOST_AXES
+        or any(type(size) is not int or size < 0 for size in shape)
+    ):
         raise wrong(f"{field}.shape", "it must be a list of sizes")
     wanted = shape_text(kind)
     if not shape or not fits(shape[1:], kind) or prod(shape) > 1 << 40:
@@ -152,14 +167,17 @@ def read_outputs(given: Any, as_bytes: bool, signature: Signature) -> dict[str, 
     return wanted
 
 
-def written_infer(model: str, version: str, request: InferRequest, answers: Sequence[Tensors]) -> tuple[bytes, int | None]:
+def written_infer(
+    model: str, version: str, request: InferRequest, answers: Sequence[Tensors]
+) -> tuple[bytes, int | None]:
     """The body of an answer, and the length of its JSON if bytes follow."""
     described, tail = [], []
     for name, as_bytes in request.outputs.items():
         rows = [one[name] for one in answers]
         if len({one.shape for one in rows}) > 1:
             raise RefusedRequest(
-                400, f"{name} has another shape for every sample: {sorted({tuple(one.shape) for one in rows})}; ask for one at a time"
+                400,
+                f"{name} has another shape for every sample: {sorted({tuple(one.shape) for one in rows})}; ask for one at a time",
             )
         output = torch.stack(rows)
         dtype = str(output.dtype).removeprefix("torch.")
@@ -188,6 +206,9 @@ def metadata(model: str, version: str, signature: Signature) -> dict[str, Any]:
         return [{"name": one.name, "datatype": DATATYPES[one.dtype], "shape": [-1, *one.shape]} for one in kinds]
 
     return {
-        **{"name": model, "versions": [version], "platform": "shoestring"},
-        **{"inputs": described(signature.inputs), "outputs": described(signature.outputs)},
+        "name": model,
+        "versions": [version],
+        "platform": "shoestring",
+        "inputs": described(signature.inputs),
+        "outputs": described(signature.outputs),
     }

@@ -11,7 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from shoestring.serving.replicas.happenings import BatchComputed, Happening, ModelProcessDied, ReplicaDied, ServedFigures
+from shoestring.serving.replicas.happenings import (
+    BatchComputed,
+    Happening,
+    ModelProcessDied,
+    ReplicaDied,
+    ServedFigures,
+)
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 TOKENS = tuple(float(1 << power) for power in range(4, 17))

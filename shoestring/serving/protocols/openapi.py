@@ -11,11 +11,7 @@ from shoestring.serving.protocols.front import Front
 from shoestring.serving.protocols.tensors import DATATYPES
 
 STRING, OBJECT = {"type": "string"}, {"type": "object"}
-ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {"error": {"anyOf": [STRING, OBJECT]}, "field": STRING},
-}
+ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"anyOf": [STRING, OBJECT]}, "field": STRING}}
 ERRORS = {
     400: "a field is wrong",
     401: "the token is missing or wrong",
@@ -42,17 +38,24 @@ def document(front: Front) -> dict[str, Any]:
     }  # fmt: skip
     for name, spec in front.repository.specs.items():
         place = f"/v2/models/{name}"
-        paths[place] = {"get": operation(f"Inputs and outputs of {name}", {"name": STRING, "inputs": {"type": "array"}})}
+        paths[place] = {
+            "get": operation(f"Inputs and outputs of {name}", {"name": STRING, "inputs": {"type": "array"}})
+        }
         paths[f"{place}/ready"] = {"get": operation(f"Whether {name} is loaded", {"ready": {"type": "boolean"}})}
-        paths[f"{place}/infer"] = {"post": operation(f"Tensors through {name}", {"outputs": {"type": "array"}}, infer_body())}
+        paths[f"{place}/infer"] = {
+            "post": operation(f"Tensors through {name}", {"outputs": {"type": "array"}}, infer_body())
+        }
         if spec.answer is not None:
             paths[f"/answer/{name}"] = {"post": operation(f"The answer of {name}", None, answer_body(spec.answer))}
-    components = {
-        "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-        "schemas": {"Error": ERROR},
-    }
+    components = {"securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}, "schemas": {"Error": ERROR}}
     info = {"title": "shoestring", "version": __version__}
-    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components, "security": [{"bearer": []}, {}]}
+    return {
+        "openapi": "3.1.0",
+        "info": info,
+        "paths": paths,
+        "components": components,
+        "security": [{"bearer": []}, {}],
+    }
 
 
 def operation(

@@ -26,7 +26,13 @@ from shoestring.serving.protocols.front import Front
 from shoestring.serving.protocols.guard import Guard
 from shoestring.serving.protocols.metrics import ServedCounts
 from shoestring.serving.protocols.page import HEADERS
-from shoestring.serving.replicas.happenings import BatchComputed, Happening, ServerDraining, ServerStarted, ServerStopped
+from shoestring.serving.replicas.happenings import (
+    BatchComputed,
+    Happening,
+    ServerDraining,
+    ServerStarted,
+    ServerStopped,
+)
 from shoestring.serving.replicas.model_spec import ModelSpec
 from shoestring.serving.replicas.repository import ModelRepository
 from shoestring.web.guard import WILDCARDS, is_loopback
@@ -44,7 +50,11 @@ class Server:
         self.config, self.tell = config, tell
         self.counts = ServedCounts()
         self.repository = ModelRepository(models, config.memory, self.happened)
-        self.token = config.token if config.token is not None else ("" if is_loopback(config.host) else secrets.token_urlsafe(24))
+        self.token = (
+            config.token
+            if config.token is not None
+            else ("" if is_loopback(config.host) else secrets.token_urlsafe(24))
+        )
         self.state = ServerState()
         self.front: Front | None = None
         self.listener: asyncio.Server | None = None
@@ -69,7 +79,7 @@ class Server:
             loop = asyncio.get_running_loop()
             self.listener = await loop.create_server(
                 lambda: LimitedConnection(uvicorn, self.state, self.config), sock=line, ssl=context, backlog=BACKLOG,
-                **({"ssl_handshake_timeout": self.config.request_seconds} if context else {}),
+                ssl_handshake_timeout=self.config.request_seconds if context else None,
             )  # fmt: skip
         except BaseException:
             line.close()
@@ -93,7 +103,9 @@ class Server:
     def url(self) -> str:
         host = own_address() if self.config.host in WILDCARDS else self.config.host
         host = f"[{host}]" if ":" in host else host
-        return f"http{'s' * bool(self.config.certificate)}://{host}:{self.port}/" + (f"?token={self.token}" if self.token else "")
+        return f"http{'s' * bool(self.config.certificate)}://{host}:{self.port}/" + (
+            f"?token={self.token}" if self.token else ""
+        )
 
     async def swap(self, name: str, spec: ModelSpec) -> None:
         """Answer with another model under this name from now on, without a failed request."""
@@ -166,7 +178,9 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(config.certificate, config.key)
     except (OSError, ValueError) as error:
-        raise Mistake(f"{config.certificate} and {config.key} are no certificate and its key ({error}): give two PEM files") from error
+        raise Mistake(
+            f"{config.certificate} and {config.key} are no certificate and its key ({error}): give two PEM files"
+        ) from error
     return context
 
 
@@ -221,4 +235,4 @@ def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
         import uvloop
     except ImportError:
         return None
-    return uvloop.new_event_loop  # type: ignore[no-any-return]
+    return uvloop.new_event_loop

@@ -17,7 +17,11 @@ from shoestring.serving.protocols.refusals import wrong
 from shoestring.serving.replicas.wire import tensor_bytes
 
 DATATYPES = {
-    **{"float64": "FP64", "float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "bool": "BOOL"},
+    "float64": "FP64",
+    "float32": "FP32",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "bool": "BOOL",
     **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }  # torch's name -> the protocol's
 
@@ -52,7 +56,8 @@ def from_bytes(data: bytearray, dtype: str, shape: Sequence[int], field: str) ->
     kind = getattr(torch, dtype)
     if len(data) != prod(shape) * kind.itemsize:
         raise wrong(
-            field, f"{len(data)} bytes came for {DATATYPES[dtype]} {list(shape)}, which are {prod(shape) * kind.itemsize}"
+            field,
+            f"{len(data)} bytes came for {DATATYPES[dtype]} {list(shape)}, which are {prod(shape) * kind.itemsize}",
         )
     if dtype == "bool" and max(data) > 1:
         raise wrong(field, "a BOOL is a byte of 0 or 1")

@@ -27,7 +27,9 @@ class EngineFacts:
             name: [[one.name, one.dtype, list(one.shape)] for one in found]
             for name, found in (("inputs", self.signature.inputs), ("outputs", self.signature.outputs))
         }
-        container = next((name for name, one in CONTAINERS.items() if issubclass(self.signature.container, one)), "dict")
+        container = next(
+            (name for name, one in CONTAINERS.items() if issubclass(self.signature.container, one)), "dict"
+        )
         rest = {"tolerance": self.tolerance, "packs": self.packs, "why": self.why_not_packed, "memory": self.memory}
         return {**kinds, "container": container, **rest}
 

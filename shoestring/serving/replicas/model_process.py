@@ -8,7 +8,7 @@
 One JSON message is one packet of the control socket. The process ends with the front; its replicas too (replica.py), and outlive this
 process, so that requests are answered while another one loads.
 
-The function comes from our own front over a private socket, and names what its caller passed (`ModelSpec.load`); nothing of a file gets here.
+The function comes from our own front over a private socket, and is what its caller passed (`ModelSpec.load`): no file says it.
 """
 
 from __future__ import annotations

@@ -16,18 +16,10 @@ import torch
 
 from shoestring.core.errors import error_sentence
 from shoestring.serving.engines.engine import Engine
-from shoestring.serving.replicas.wire import (
-    BatchReply,
-    SampleFailed,
-    frame,
-    read_batch,
-    received_frame,
-    reply_frame,
-)
+from shoestring.serving.replicas.wire import BatchReply, SampleFailed, frame, read_batch, received_frame, reply_frame
 from shoestring.serving.sample import Answers, Sample, Tensors
 
 OF_INPUT = (IndexError, ValueError, TypeError)  # what a model raises for numbers and shapes that it does not take
-
 
 
 def be_replica(line: socket.socket, alive: int, engine: Engine) -> NoReturn:

@@ -35,9 +35,7 @@ class ModelState:
 
 
 class ModelRepository:
-    def __init__(
-        self, specs: Mapping[str, ModelSpec], memory: int | None, tell: Callable[[Happening], None]
-    ) -> None:
+    def __init__(self, specs: Mapping[str, ModelSpec], memory: int | None, tell: Callable[[Happening], None]) -> None:
         self.specs, self.memory, self.tell = dict(specs), memory, tell
         self.pools: dict[str, ReplicaPool] = {}
         self.facts: dict[str, EngineFacts] = {}  # also of those that were evicted

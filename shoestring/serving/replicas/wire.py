@@ -65,7 +65,7 @@ def padded(size: int) -> int:
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a tensor, which live as long as they are looked at; copied only if they do not lie in one piece."""
     flat = tensor.detach().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return memoryview(flat.view(torch.uint8).numpy().data) if flat.numel() else memoryview(b"")
 
 
 def described(tensors: Tensors) -> list[Any]:
@@ -107,14 +107,20 @@ class TensorReader:
         return {str(name): self.one(dtype, shape) for name, dtype, shape in described}
 
     def one(self, dtype: Any, shape: Any) -> Tensor:
-        if dtype not in DTYPES or not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
+        if (
+            dtype not in DTYPES
+            or not isinstance(shape, list)
+            or any(type(size) is not int or size < 0 for size in shape)
+        ):
             raise BrokenFrame(f"no tensor has dtype {dtype!r} and shape {shape!r}")
         kind, count = DTYPES[dtype], prod(shape)
         size = count * kind.itemsize
         if self.place + padded(size) > len(self.data):
             raise BrokenFrame("a tensor is longer than its frame")
         found = (
-            torch.frombuffer(self.data, dtype=kind, count=count, offset=self.place) if count else torch.empty(0, dtype=kind)
+            torch.frombuffer(self.data, dtype=kind, count=count, offset=self.place)
+            if count
+            else torch.empty(0, dtype=kind)
         )
         self.place += padded(size)
         return found.reshape(shape)
@@ -138,7 +144,8 @@ def read_batch(header: Any, body: bytearray) -> tuple[int, list[Sample]]:
 
 def reply_frame(reply: BatchReply) -> list[bytes | memoryview]:
     answers = [
-        [one.text, one.of_input] if isinstance(one, SampleFailed) else {"tensors": described(one)} for one in reply.answers
+        [one.text, one.of_input] if isinstance(one, SampleFailed) else {"tensors": described(one)}
+        for one in reply.answers
     ]
     header = {"batch": reply.batch, "answers": answers, "seconds": reply.seconds}
     return frame(header, (t for one in reply.answers if not isinstance(one, SampleFailed) for t in one.values()))

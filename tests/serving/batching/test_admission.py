@@ -8,7 +8,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoestring.serving.batching.admission import Admission, AdmissionLoad, Pace, AffineTime
+from shoestring.serving.batching.admission import Admission, AdmissionLoad, AffineTime, Pace
 from shoestring.serving.batching.policy import Batching, Waiting
 from shoestring.serving.batching.queue import RequestQueue
 
@@ -31,7 +31,10 @@ def simulated_end(waiting: Sequence[int], busy: Sequence[float], how: Batching) 
     raise AssertionError("the last one was computed")
 
 
-@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=60), busy=st.lists(st.integers(0, 20), min_size=1, max_size=3))
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=60),
+    busy=st.lists(st.integers(0, 20), min_size=1, max_size=3),
+)
 def test_what_is_expected_is_near_what_the_queue_does(lengths: list[int], busy: list[int]) -> None:
     """The estimate fills batches to the brim, which the queue can't; so it may be late by the share of a batch that stays empty."""
     load = AdmissionLoad(len(lengths) - 1, sum(lengths[:-1]), [float(one) for one in busy])
@@ -44,7 +47,10 @@ def test_what_is_expected_is_near_what_the_queue_does(lengths: list[int], busy: 
 
 
 @given(
-    rows=st.integers(0, 50), length=st.integers(1, 40), target=st.floats(0.1, 100), within=st.sampled_from([0.5, 20.0, inf])
+    rows=st.integers(0, 50),
+    length=st.integers(1, 40),
+    target=st.floats(0.1, 100),
+    within=st.sampled_from([0.5, 20.0, inf]),
 )
 def test_who_is_turned_away_is_told_when_to_come_and_an_idle_server_turns_nobody_away(
     rows: int, length: int, target: float, within: float

@@ -33,7 +33,9 @@ def served(warm_workers: None) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key="none", max_retries=0, timeout=HUNG) as found:
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{served.port}/v1", api_key="none", max_retries=0, timeout=HUNG
+    ) as found:
         yield found
 
 
@@ -108,7 +110,9 @@ def test_openai_s_client_gets_embeddings(client: openai.OpenAI) -> None:
         ({"model": "tiny", "input": "one"}, openai.BadRequestError, "can't use this request"),
     ],
 )
-def test_openai_s_client_hears_what_is_wrong(client: openai.OpenAI, asked: Any, kind: type[Exception], said: str) -> None:
+def test_openai_s_client_hears_what_is_wrong(
+    client: openai.OpenAI, asked: Any, kind: type[Exception], said: str
+) -> None:
     with pytest.raises(kind, match=said):
         client.embeddings.create(**asked)
 

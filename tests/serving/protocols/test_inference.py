@@ -68,13 +68,14 @@ def without(field: str) -> dict[str, Any]:
     return {name: value for name, value in tensor().items() if name != field}
 
 
-@pytest.mark.parametrize(
-    "data", [[1.0, 2.0], [[1.0, 2.0]], [1, 2]], ids=["flat", "nested", "whole numbers"]
-)
+@pytest.mark.parametrize("data", [[1.0, 2.0], [[1.0, 2.0]], [1, 2]], ids=["flat", "nested", "whole numbers"])
 def test_json_may_be_flat_or_nested(served: Served, data: Any) -> None:
     found = served.ask(INFER, {"inputs": [tensor(data=data)]})
     assert found.status == 200 and found.json["outputs"][0] == {
-        **{"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [2.0, 4.0]}
+        "name": "y",
+        "datatype": "FP32",
+        "shape": [1, 2],
+        "data": [2.0, 4.0],
     }
 
 
@@ -148,5 +149,7 @@ def test_other_failures_have_their_own_status(served: Served) -> None:
     assert served.ask(INFER, b" " * 60_000).status == 413
     assert served.ask(INFER, {"inputs": [tensor()]}, Content_Encoding="gzip").status == 415
     assert served.ask(INFER, method="GET").status == 405 and served.ask("/nothing").status == 404
-    assert served.ask(INFER, {"inputs": [tensor()]}, X_Request_Timeout_Ms="soon").json["field"] == "x-request-timeout-ms"
+    assert (
+        served.ask(INFER, {"inputs": [tensor()]}, X_Request_Timeout_Ms="soon").json["field"] == "x-request-timeout-ms"
+    )
     assert served.ask("/answer", {"text": "a"}).json["error"].startswith("the job of 'tiny' has no answer")

@@ -89,7 +89,9 @@ def test_every_sample_gets_its_own_answer_in_batches() -> None:
         answers = await pool.answers([sample(1.0), sample(2.0, 3.0), sample()])
         assert [one["y"].tolist() for one in answers] == [[2.0], [4.0, 6.0], []]
         batches = [one for one in told.all if isinstance(one, BatchComputed)]
-        assert len(batches) < 60 and all(one.tokens <= 64 for one in batches), "requests that came together went together"
+        assert len(batches) < 60 and all(one.tokens <= 64 for one in batches), (
+            "requests that came together went together"
+        )
         assert pool.queue.is_empty and pool.facts.memory > 0 and pool.facts.signature == tiny.SIGNATURE
 
     run(test, spec(replicas=2))
@@ -245,7 +247,7 @@ def test_a_model_that_can_not_be_loaded_is_a_mistake() -> None:
     with pytest.raises(Mistake, match="no weights here"):
         run(lambda pool, told: asyncio.sleep(0), ModelSpec(load=tiny.unloadable, batching=Batching(64)))
     with pytest.raises(Mistake, match="define it at the top of a module"):
-        ModelSpec(load=lambda: tiny.scale(), batching=Batching(64))
+        ModelSpec(load=lambda: tiny.scale(3.0), batching=Batching(64))
     with pytest.raises(Mistake, match="as JSON"):
         spec(load=tiny.scale, arguments={"weight": torch.zeros(3)})
 
