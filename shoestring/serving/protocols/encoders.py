@@ -39,7 +39,7 @@ Compute = Callable[[Sequence[Sample]], Awaitable[list[Tensors]]]
 
 
 @dataclass
-class StepTimes:
+class EncodingTimes:
     """The last steps' seconds, and what follows."""
 
     last: deque[float] = field(default_factory=lambda: deque(maxlen=LOOKED_AT))
@@ -47,7 +47,7 @@ class StepTimes:
     @property
     def are_short(self) -> bool:
         """
-        >>> times = StepTimes()
+        >>> times = EncodingTimes()
         >>> for _ in range(16): times.last.append(0.0002)
         >>> times.are_short
         True
@@ -55,10 +55,10 @@ class StepTimes:
         return len(self.last) == LOOKED_AT and median(self.last) <= SHORT
 
 
-class Encoder:
+class AnswerEncoder:
     def __init__(self, function: Callable[..., Any], clock: Callable[[], float]) -> None:
         self.function, self.clock = function, clock
-        self.times, self.turn = StepTimes(), Lock()
+        self.times, self.turn = EncodingTimes(), Lock()
         self.thread: ThreadPoolExecutor | None = None
         self.in_threads = 0  # steps that ran in the thread
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from shoestring.serving.protocols.asked import AskedFor
 from shoestring.serving.protocols.config import ServerConfig
-from shoestring.serving.protocols.encoders import Encoder
+from shoestring.serving.protocols.encoders import AnswerEncoder
 from shoestring.serving.protocols.metrics import ServedCounts
 from shoestring.serving.protocols.refusals import RefusedRequest, error_answer
 from shoestring.serving.replicas.happenings import Happening, ServedFigures
@@ -26,7 +26,7 @@ class Front:
     ) -> None:
         self.repository, self.config, self.counts, self.tell = repository, config, counts, tell
         self.loop = asyncio.get_running_loop()
-        self.encoders: dict[str, Encoder] = {}
+        self.encoders: dict[str, AnswerEncoder] = {}
         self.timer: asyncio.TimerHandle | None = None
         self.stopping = False
 
@@ -50,7 +50,7 @@ class Front:
         self.repository.spec(model)
         return self.repository.facts[model].signature
 
-    def encoder(self, model: str) -> Encoder:
+    def encoder(self, model: str) -> AnswerEncoder:
         """Runs the job's `answer` of a model."""
         function = self.repository.spec(model).answer
         if function is None:
@@ -60,7 +60,7 @@ class Front:
             )
         found = self.encoders.get(model)
         if found is None or found.function is not function:
-            found = self.encoders[model] = Encoder(function, self.loop.time)
+            found = self.encoders[model] = AnswerEncoder(function, self.loop.time)
         return found
 
     def counted(self, name: str, door: Door) -> Door:

@@ -27,7 +27,7 @@ HEALTH = ("/v2/health/live", "/v2/health/ready", "/healthz", "/readyz")
 COOKIE = "shoestring-serve"
 
 
-class Guard:
+class HttpGuard:
     def __init__(
         self,
         app: ASGIApp,

@@ -23,7 +23,7 @@ from shoestring.serving.protocols.app import application
 from shoestring.serving.protocols.config import ServerConfig
 from shoestring.serving.protocols.connection import LimitedConnection, protocol_config
 from shoestring.serving.protocols.front import Front
-from shoestring.serving.protocols.guard import Guard
+from shoestring.serving.protocols.guard import HttpGuard
 from shoestring.serving.protocols.metrics import ServedCounts
 from shoestring.serving.protocols.page import HEADERS
 from shoestring.serving.replicas.happenings import (
@@ -73,7 +73,7 @@ class Server:
             context = tls_context(self.config)
             raise_file_limit(self.config.most_connections + OTHER_FILES)
             self.front = Front(self.repository, self.config, self.counts, self.tell)
-            guarded = Guard(application(self.front), self.config, self.token, HEADERS)
+            guarded = HttpGuard(application(self.front), self.config, self.token, HEADERS)
             uvicorn = protocol_config(guarded, self.config)
             await self.load_models()
             loop = asyncio.get_running_loop()
