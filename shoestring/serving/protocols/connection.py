@@ -4,6 +4,7 @@ headers larger than most_header          431, closed
 no whole request within request_seconds  408, closed
 nothing taken for write_seconds          closed
 more than most_connections               503, closed
+gone before its answer                   the request is withdrawn
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.stop_timers()
+        task = self.cycle.scope["state"].get("task") if self.is_answering else None
         super().connection_lost(exc)
+        if task is not None:  # nobody wants the answer
+            task.cancel()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():

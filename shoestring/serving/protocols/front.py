@@ -17,6 +17,7 @@ from shoestring.serving.replicas.happenings import Happening, ServedFigures
 from shoestring.serving.replicas.repository import ModelRepository
 from shoestring.serving.sample import Sample, Signature, Tensors
 
+CLIENT_GONE = 499  # nginx's status for a client that hung up before its answer
 Door = Callable[[Request], Awaitable[Response]]
 
 
@@ -72,6 +73,9 @@ class Front:
                 response = await door(request)
                 status = response.status_code
                 return response
+            except asyncio.CancelledError:
+                status = CLIENT_GONE
+                raise
             except Exception as error:
                 known = error_answer(error)
                 status = known.status if known else 500

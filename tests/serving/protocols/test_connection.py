@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.serving.serving import Served, serving
-from tests.serving.tiny import spec
-from tests.waiting import HUNG, until
+from tests.serving.tiny import GATED, spec
+from tests.waiting import HUNG, Gates, until
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 GOOD = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -89,6 +90,27 @@ def test_a_client_that_does_not_send_is_hung_up_on() -> None:
         assert status(sent(served, POST)) == b"408"
         both = sent(served, GOOD + GOOD[:20])
         assert both.count(b"HTTP/1.1") == 2 and b"HTTP/1.1 408" in both, "the second request of a connection as well"
+
+
+def test_a_request_whose_client_goes_away_is_not_computed(tmp_path: Path) -> None:
+    def infer(*numbers: float) -> bytes:
+        body = json.dumps({"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": numbers}]}).encode()
+        head = f"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        return head.encode() + body
+
+    with Gates(tmp_path, 0) as gates, serving({"tiny": spec(gate=str(tmp_path / "gate-0"))}) as served:
+        pool = served.server.repository.pools["tiny"]
+        with socket.create_connection(("127.0.0.1", served.port), timeout=HUNG) as first:
+            first.sendall(infer(GATED))
+            until(lambda: pool.lines[0].batch)
+            with socket.create_connection(("127.0.0.1", served.port), timeout=HUNG) as second:
+                second.sendall(infer(1.0))
+                until(lambda: len(pool.queue) == 1)
+            until(lambda: len(pool.queue) == 0, "the withdrawal")
+            gates.open(0)
+            assert status(first.recv(1 << 16)) == b"200"
+        assert served.server.counts.batch_rows["tiny"] == 1 and pool.queue.is_empty
+        assert served.server.counts.requests["tiny", "infer", "499"] == 1
 
 
 @pytest.mark.slow
