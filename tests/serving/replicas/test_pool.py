@@ -204,6 +204,23 @@ def test_a_killed_model_process_is_replaced_while_its_replicas_answer() -> None:
     run(test, spec(replicas=2))
 
 
+def test_a_model_that_can_not_be_loaded_again_is_tried_until_it_can(tmp_path: Path) -> None:
+    async def test(pool: ReplicaPool, told: Told) -> None:
+        assert pool.generation is not None and pool.generation.handle.process is not None
+        (tmp_path / "moved").write_text("")
+        pool.generation.handle.process.kill()
+        await told.until(LoadFailed)
+        assert await total(pool, 4.0) == 8.0, "the replicas that are left answer"
+        os.kill(pool.lines[0].pid, signal.SIGKILL)
+        await told.until(ReplicaDied)
+        assert not pool.is_ready
+        (tmp_path / "moved").unlink()
+        assert await total(pool, 5.0) == 10.0, "who waited is answered"
+
+    moved = {"exists": str(tmp_path / "moved")}
+    run(test, ModelSpec(load=tiny.scale_unless, batching=Batching(64), arguments=moved))
+
+
 def test_weights_are_swapped_under_load_without_a_failed_request() -> None:
     async def test(pool: ReplicaPool, told: Told) -> None:
         stop, seen = asyncio.Event(), set()
