@@ -65,6 +65,16 @@ async def soon(awaited: Awaitable[T]) -> T:
     return await asyncio.wait_for(awaited, HUNG)
 
 
+async def until_so(found: Callable[[], T], what: str = "it") -> T:
+    """Wait until something is true while an event loop goes on, and give it."""
+    end = time.monotonic() + HUNG
+    while not (value := found()):
+        if time.monotonic() > end:
+            raise AssertionError(f"{what} did not happen in {HUNG:.0f} s")
+        await asyncio.sleep(0)
+    return value
+
+
 def until_gone(pid: int) -> None:
     """Wait until a process has ended, whoever its parent is; a zombie has."""
     until(lambda: state_of(pid) in ("", "Z"), f"the end of process {pid}")

@@ -86,7 +86,7 @@ def check_answer(function: Any) -> None:
         return
     if not callable(function):
         raise Mistake(f"answer in the Job is a {type(function).__name__}, not a function: write {ANSWER}")
-    if not (isgeneratorfunction(function) or isgeneratorfunction(getattr(type(function), "__call__", None))):
+    if not (isgeneratorfunction(function) or isgeneratorfunction(type(function).__call__)):
         raise Mistake(
             f"answer in the Job has no yield: it must yield a sample, which is computed in a batch with others, and is handed the "
             f"model's output for it: write {ANSWER}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -38,11 +40,26 @@ WRONG = [
     ("collate", "pad", r"collate in the Job is a str, not a function: it is called as collate\(samples\)"),
     ("largest", torch.zeros(4, 8), "largest in the Job is a Tensor, not a function: it is called as largest()"),
     ("group", {"a": "b"}, r"group in the Job is a dict, not a function: it is called as group\(name\)"),
+    ("answer", "text", "answer in the Job is a str, not a function"),
+    ("answer", lambda text: text, "answer in the Job has no yield: it must yield a sample"),
+    ("answer", lambda: (yield 1), "answer in the Job takes nothing"),
     ("batch", "8", "batch='8' in the Job: give a whole number, such as 2"),
     ("steps", 1e3, r"steps=1000\.0 in the Job: give a whole number"),
     ("clip", "1", "clip='1' in the Job: give a number"),
     ("clip", float("nan"), "clip=nan in the Job: give 0 or more"),
 ]
+
+
+def answered(text: str, scale: int = 1) -> Iterator[Any]:
+    yield text * scale
+
+
+class Answering:
+    def __call__(self, text: str) -> Iterator[Any]:
+        yield text
+
+    def answered(self, text: str) -> Iterator[Any]:
+        yield text
 
 
 @pytest.mark.parametrize(("name", "function", "said"), WRONG)
@@ -55,6 +72,8 @@ def test_what_can_not_be_called_so_is_told_when_the_job_is_made(name: str, funct
     "loss", [nn.functional.cross_entropy, nn.CrossEntropyLoss(), lambda output, batch, scale=2: scale * output.sum()]
 )
 def test_what_can_be_called_so_is_taken(loss: Any) -> None:
+    for answer in (answered, partial(answered, scale=2), Answering(), Answering().answered):
+        assert Job(**GOOD, answer=answer).answer == answer
     assert Job(**GOOD, loss=loss, optimizer=torch.optim.SGD).loss is loss
 
 

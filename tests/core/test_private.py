@@ -22,6 +22,7 @@ ENVIRONMENT = (
     "show/moving_line.py",
     "processes/",
     "training/execution/",
+    "serving/replicas/model_handle.py",
     "measure/instructions.py",
     "measure/cache.py",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,12 +15,12 @@ from shoestring import __version__
 from shoestring.serving.protocols.asked import asked_for
 from shoestring.serving.protocols.body import read_body, read_value
 from shoestring.serving.protocols.embeddings import embeddings
-from shoestring.serving.protocols.errors import on_error, on_missing
-from shoestring.serving.protocols.front import Front
+from shoestring.serving.protocols.errors import error_response, on_missing
+from shoestring.serving.protocols.front import Door, Front
 from shoestring.serving.protocols.inference import LENGTH_HEADER, metadata, read_infer, written_infer
 from shoestring.serving.protocols.openapi import document
 from shoestring.serving.protocols.page import PAGE
-from shoestring.serving.protocols.refusals import RefusedRequest, wrong
+from shoestring.serving.protocols.refusals import wrong
 from shoestring.serving.protocols.strict_json import checked_object, read_json, written_json
 from shoestring.serving.replicas.repository import UnknownModel
 from shoestring.serving.sample import Sample, Tensors
@@ -153,12 +153,24 @@ def as_json(data: bytes, status: int = 200) -> Response:
     return Response(data, status, media_type="application/json")
 
 
+def answering(door: Door) -> Door:
+    """A door that answers with an error where it fails."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await door(request)
+        except Exception as error:
+            return error_response(error, request.url.path)
+
+    return answer
+
+
 def application(front: Front) -> Starlette:
     doors = Doors(front)
 
-    def route(path: str, door: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
+    def route(path: str, door: Door, method: str = "GET") -> Route:
         counted = front.counted(door.__name__, door) if method == "POST" else door
-        return Route(path, counted, methods=[method])
+        return Route(path, answering(counted), methods=[method])
 
     model = "/v2/models/{model}"
     return Starlette(
@@ -188,5 +200,5 @@ def application(front: Front) -> Starlette:
             route("/openapi.json", doors.openapi),
             route("/", doors.page),
         ],
-        exception_handlers={Exception: on_error, HTTPException: on_missing, RefusedRequest: on_error},
+        exception_handlers={HTTPException: on_missing},
     )

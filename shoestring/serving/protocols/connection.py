@@ -4,6 +4,7 @@ headers larger than most_header          431, closed
 no whole request within request_seconds  408, closed
 nothing taken for write_seconds          closed
 more than most_connections               503, closed
+gone before its answer                   the request is withdrawn
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.stop_timers()
+        task = self.cycle.scope["state"].get("task") if self.is_answering else None
         super().connection_lost(exc)
+        if task is not None:  # nobody wants the answer
+            task.cancel()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -58,12 +62,12 @@ class LimitedConnection(HttpToolsProtocol):
         if self.in_headers:
             self.header_bytes += len(data)
         super().data_received(data)
-        # what came may have the body's beginning too, but then the headers are complete
+        # What came may have a body as well, but then the headers are complete. Of headers that begin behind a request in one
+        # piece, that piece is not counted: they may be larger by it.
         if self.in_headers and self.header_bytes > self.limits.most_header:
             self.refuse(431, f"the headers are larger than {self.limits.most_header:,} bytes")
 
     def on_message_begin(self) -> None:
-        self.in_headers, self.header_bytes = True, 0
         if self.request_timer is None:
             self.expect_request()
         super().on_message_begin()

@@ -1,7 +1,7 @@
 """Runs a job's `answer`: makes samples of a request, hands it the outputs, gets the answer.
 
-Where a step of it (a tokenizer) is shorter than handing it to a thread, it runs in the event loop; else in a thread, so that nobody waits for
-an image that is decoded. Which, is measured: steps begin in the thread, and move when the median of the last ones is small.
+Where a step of it (a tokenizer) is short, it runs in the event loop; else in a thread, so that nobody waits for an image that is
+decoded. Which, is measured: steps begin in the thread, and move when the median of the last ones is small.
 
 One step runs at a time, because what jobs use (tokenizers of Hugging Face among them) may not be called by two threads at once.
 """
@@ -39,7 +39,7 @@ Compute = Callable[[Sequence[Sample]], Awaitable[list[Tensors]]]
 
 
 @dataclass
-class StepTimes:
+class EncodingTimes:
     """The last steps' seconds, and what follows."""
 
     last: deque[float] = field(default_factory=lambda: deque(maxlen=LOOKED_AT))
@@ -47,7 +47,7 @@ class StepTimes:
     @property
     def are_short(self) -> bool:
         """
-        >>> times = StepTimes()
+        >>> times = EncodingTimes()
         >>> for _ in range(16): times.last.append(0.0002)
         >>> times.are_short
         True
@@ -55,10 +55,10 @@ class StepTimes:
         return len(self.last) == LOOKED_AT and median(self.last) <= SHORT
 
 
-class Encoder:
+class AnswerEncoder:
     def __init__(self, function: Callable[..., Any], clock: Callable[[], float]) -> None:
         self.function, self.clock = function, clock
-        self.times, self.turn = StepTimes(), Lock()
+        self.times, self.turn = EncodingTimes(), Lock()
         self.thread: ThreadPoolExecutor | None = None
         self.in_threads = 0  # steps that ran in the thread
 
@@ -80,7 +80,7 @@ class Encoder:
                 raise wrong(name, "it is missing")
         for name, value in given.items():
             self.check_kind(name, value, parameters)
-        return given
+        return dict(given)
 
     def check_kind(self, name: str, value: Any, parameters: Mapping[str, inspect.Parameter]) -> None:
         kind = parameters[name].annotation if name in parameters else None

@@ -33,10 +33,6 @@ def openai_error(found: ErrorAnswer) -> dict[str, Any]:
     return {"error": {"message": found.text, "type": kind, "param": found.field or None, "code": None}}
 
 
-async def on_error(request: Request, error: Exception) -> Response:
-    return error_response(error, request.url.path)
-
-
 async def on_missing(request: Request, error: Exception) -> Response:
     """No such address, or not by this method."""
     status = getattr(error, "status_code", 404)

@@ -10,13 +10,14 @@ from starlette.responses import Response
 
 from shoestring.serving.protocols.asked import AskedFor
 from shoestring.serving.protocols.config import ServerConfig
-from shoestring.serving.protocols.encoders import Encoder
+from shoestring.serving.protocols.encoders import AnswerEncoder
 from shoestring.serving.protocols.metrics import ServedCounts
 from shoestring.serving.protocols.refusals import RefusedRequest, error_answer
 from shoestring.serving.replicas.happenings import Happening, ServedFigures
 from shoestring.serving.replicas.repository import ModelRepository
 from shoestring.serving.sample import Sample, Signature, Tensors
 
+CLIENT_GONE = 499  # nginx's status for a client that hung up before its answer
 Door = Callable[[Request], Awaitable[Response]]
 
 
@@ -26,7 +27,7 @@ class Front:
     ) -> None:
         self.repository, self.config, self.counts, self.tell = repository, config, counts, tell
         self.loop = asyncio.get_running_loop()
-        self.encoders: dict[str, Encoder] = {}
+        self.encoders: dict[str, AnswerEncoder] = {}
         self.timer: asyncio.TimerHandle | None = None
         self.stopping = False
 
@@ -50,7 +51,7 @@ class Front:
         self.repository.spec(model)
         return self.repository.facts[model].signature
 
-    def encoder(self, model: str) -> Encoder:
+    def encoder(self, model: str) -> AnswerEncoder:
         """Runs the job's `answer` of a model."""
         function = self.repository.spec(model).answer
         if function is None:
@@ -60,7 +61,7 @@ class Front:
             )
         found = self.encoders.get(model)
         if found is None or found.function is not function:
-            found = self.encoders[model] = Encoder(function, self.loop.time)
+            found = self.encoders[model] = AnswerEncoder(function, self.loop.time)
         return found
 
     def counted(self, name: str, door: Door) -> Door:
@@ -72,6 +73,9 @@ class Front:
                 response = await door(request)
                 status = response.status_code
                 return response
+            except asyncio.CancelledError:
+                status = CLIENT_GONE
+                raise
             except Exception as error:
                 known = error_answer(error)
                 status = known.status if known else 500

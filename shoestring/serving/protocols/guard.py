@@ -7,6 +7,7 @@ everything else             Host is a name of ours; Origin, if a browser sends o
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import socket
 import time
@@ -27,7 +28,7 @@ HEALTH = ("/v2/health/live", "/v2/health/ready", "/healthz", "/readyz")
 COOKIE = "shoestring-serve"
 
 
-class Guard:
+class HttpGuard:
     def __init__(
         self,
         app: ASGIApp,
@@ -45,6 +46,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"this server answers HTTP only, not {scope['type']}")
+        scope["state"]["task"] = asyncio.current_task()  # which connection.py cancels where the client goes away
         more = self.headers
         if self.token and "token" in parse_qs(scope["query_string"].decode("latin-1")):
             value = f"{COOKIE}={self.token}; Path=/; HttpOnly; SameSite=Strict"

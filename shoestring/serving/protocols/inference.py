@@ -206,6 +206,9 @@ def metadata(model: str, version: str, signature: Signature) -> dict[str, Any]:
         return [{"name": one.name, "datatype": DATATYPES[one.dtype], "shape": [-1, *one.shape]} for one in kinds]
 
     return {
-        **{"name": model, "versions": [version], "platform": "shoestring"},
-        **{"inputs": described(signature.inputs), "outputs": described(signature.outputs)},
+        "name": model,
+        "versions": [version],
+        "platform": "shoestring",
+        "inputs": described(signature.inputs),
+        "outputs": described(signature.outputs),
     }

@@ -23,7 +23,7 @@ from shoestring.serving.protocols.app import application
 from shoestring.serving.protocols.config import ServerConfig
 from shoestring.serving.protocols.connection import LimitedConnection, protocol_config
 from shoestring.serving.protocols.front import Front
-from shoestring.serving.protocols.guard import Guard
+from shoestring.serving.protocols.guard import HttpGuard
 from shoestring.serving.protocols.metrics import ServedCounts
 from shoestring.serving.protocols.page import HEADERS
 from shoestring.serving.replicas.happenings import (
@@ -73,13 +73,13 @@ class Server:
             context = tls_context(self.config)
             raise_file_limit(self.config.most_connections + OTHER_FILES)
             self.front = Front(self.repository, self.config, self.counts, self.tell)
-            guarded = Guard(application(self.front), self.config, self.token, HEADERS)
+            guarded = HttpGuard(application(self.front), self.config, self.token, HEADERS)
             uvicorn = protocol_config(guarded, self.config)
             await self.load_models()
             loop = asyncio.get_running_loop()
             self.listener = await loop.create_server(
                 lambda: LimitedConnection(uvicorn, self.state, self.config), sock=line, ssl=context, backlog=BACKLOG,
-                **({"ssl_handshake_timeout": self.config.request_seconds} if context else {}),
+                ssl_handshake_timeout=self.config.request_seconds if context else None,
             )  # fmt: skip
         except BaseException:
             line.close()
@@ -235,4 +235,4 @@ def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
         import uvloop
     except ImportError:
         return None
-    return uvloop.new_event_loop  # type: ignore[no-any-return]
+    return uvloop.new_event_loop

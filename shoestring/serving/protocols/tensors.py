@@ -17,7 +17,11 @@ from shoestring.serving.protocols.refusals import wrong
 from shoestring.serving.replicas.wire import tensor_bytes
 
 DATATYPES = {
-    **{"float64": "FP64", "float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "bool": "BOOL"},
+    "float64": "FP64",
+    "float32": "FP32",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "bool": "BOOL",
     **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }  # torch's name -> the protocol's
 

@@ -71,7 +71,7 @@ class ModelHandle:
         try:
             data = self.control.recv(MOST_MESSAGE)
         except BlockingIOError:
-            return
+            return None
         except OSError:
             data = b""
         if not data:

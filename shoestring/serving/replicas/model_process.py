@@ -8,7 +8,7 @@
 One JSON message is one packet of the control socket. The process ends with the front; its replicas too (replica.py), and outlive this
 process, so that requests are answered while another one loads.
 
-The function comes from our own front over a private socket, and names what its caller passed (`ModelSpec.load`); nothing of a file gets here.
+The function comes from our own front over a private socket, and is what its caller passed (`ModelSpec.load`): no file says it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_MESSAGE = 1 << 17  # bytes of a control message
 def main() -> None:
     control, front, alive = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
     die_with(front)
-    named("shoestring model")
+    named("serve model")
     for number in STOP:  # the front decides when to end; a service manager signals everybody
         signal.signal(number, signal.SIG_IGN)
     engine = loaded_engine(control)
@@ -113,7 +113,7 @@ def become_replica(line: socket.socket, alive: int, engine: Engine, others: list
         os.close(file)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, 0)  # the parent's wish to die with its parent is not inherited; this says so
-    named(f"shoestring {number}")
+    named(f"serve replica {number}")
     from shoestring.serving.replicas.replica import be_replica
 
     try:

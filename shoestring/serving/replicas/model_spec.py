@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from importlib import import_module
 from math import inf
 from typing import Any
 
@@ -48,8 +48,8 @@ class ModelSpec:
         """What the model process is told to load."""
         name = f"{self.load.__module__}:{self.load.__qualname__}"
         try:
-            found = reduce(getattr, self.load.__qualname__.split("."), import_module(self.load.__module__))
-        except (ImportError, AttributeError):
+            found: Any = reduce(getattr, self.load.__qualname__.split("."), sys.modules[self.load.__module__])
+        except (KeyError, AttributeError):
             found = None
         if found is not self.load or self.load.__module__ == "__main__":
             raise Mistake(

@@ -44,7 +44,8 @@ class ReplicaLine(asyncio.BufferedProtocol):
         self.free_at = 0.0  # when its batch is predicted to be done
         self.closing = False
         self.timer: asyncio.TimerHandle | None = None
-        self.part, self.got, self.next = bytearray(PREFIX.size), 0, self.begin
+        self.part, self.got = bytearray(PREFIX.size), 0
+        self.next: Callable[[bytearray], None] = self.begin
         self.header: Any = None
         self.body = 0  # length
 

@@ -65,7 +65,7 @@ def padded(size: int) -> int:
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a tensor, which live as long as they are looked at; copied only if they do not lie in one piece."""
     flat = tensor.detach().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return memoryview(flat.view(torch.uint8).numpy().data) if flat.numel() else memoryview(b"")
 
 
 def described(tensors: Tensors) -> list[Any]:

@@ -8,7 +8,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoestring.serving.batching.admission import Admission, AdmissionLoad, Pace, AffineTime
+from shoestring.serving.batching.admission import Admission, AdmissionLoad, AffineTime, Pace
 from shoestring.serving.batching.policy import Batching, Waiting
 from shoestring.serving.batching.queue import RequestQueue
 

@@ -15,6 +15,7 @@ from tests.serving.tiny import BROKEN, REFUSED, spec
 from tests.waiting import HUNG
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
+LONG = {"timeout": int(HUNG * 1e6)}  # microseconds
 INFER = "/v2/models/tiny/infer"
 
 
@@ -44,7 +45,7 @@ def test_triton_s_client_infers(client: triton.InferenceServerClient, binary: bo
     given = triton.InferInput("x", [2, 3], "FP32")
     given.set_data_from_numpy(x, binary_data=binary)
     wanted = [triton.InferRequestedOutput(name, binary_data=binary) for name in ("total", "y")]
-    found = client.infer("tiny", [given], outputs=wanted, request_id="seven", priority=1, timeout=60_000_000)
+    found = client.infer("tiny", [given], outputs=wanted, request_id="seven", priority=1, **LONG)
     assert np.array_equal(found.as_numpy("y"), 2 * x) and found.as_numpy("total").tolist() == [6.0, 24.0]
     assert found.get_response()["id"] == "seven" and found.get_response()["model_version"] == "1"
     everything = client.infer("tiny", [given])
@@ -72,7 +73,10 @@ def without(field: str) -> dict[str, Any]:
 def test_json_may_be_flat_or_nested(served: Served, data: Any) -> None:
     found = served.ask(INFER, {"inputs": [tensor(data=data)]})
     assert found.status == 200 and found.json["outputs"][0] == {
-        **{"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [2.0, 4.0]}
+        "name": "y",
+        "datatype": "FP32",
+        "shape": [1, 2],
+        "data": [2.0, 4.0],
     }
 
 

@@ -29,7 +29,7 @@ from shoestring.serving.replicas.outcomes import ComputationFailed, InputRefused
 from shoestring.serving.replicas.pool import ReplicaPool
 from tests.serving import tiny
 from tests.serving.tiny import BROKEN, GATED, POISON, REFUSED, SLOW, sample, spec
-from tests.waiting import Gates, soon, until_gone
+from tests.waiting import Gates, soon, until_gone, until_so
 
 T = TypeVar("T", bound=Happening)
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -124,12 +124,11 @@ def test_a_deadline_that_passes_is_told_and_its_request_is_not_computed(tmp_path
     async def test(pool: ReplicaPool, told: Told) -> None:
         with Gates(tmp_path, 0) as gates:
             first = asyncio.ensure_future(pool.answers([sample(GATED)]))
-            await asyncio.gather(*(until_busy(line) for line in pool.lines))
+            await until_so(lambda: all(line.batch for line in pool.lines))
             with pytest.raises(TooLate):
                 await pool.answers([sample(5.0)], within=1e-4)
             abandoned = asyncio.ensure_future(pool.answers([sample(6.0)]))
-            while not pool.queue:
-                await asyncio.sleep(0)
+            await until_so(lambda: len(pool.queue))
             abandoned.cancel()
             await asyncio.wait([abandoned])
             gates.open(0)
@@ -140,16 +139,11 @@ def test_a_deadline_that_passes_is_told_and_its_request_is_not_computed(tmp_path
     run(test, spec(gate=str(tmp_path / "gate-0")))
 
 
-async def until_busy(line: Any) -> None:
-    while line.batch is None:
-        await asyncio.sleep(0)
-
-
 def test_what_can_not_be_answered_in_time_is_turned_away_at_once(tmp_path: Path) -> None:
     async def test(pool: ReplicaPool, told: Told) -> None:
         with Gates(tmp_path, 0) as gates:
             waiting = asyncio.ensure_future(pool.answers([sample(GATED)]))
-            await asyncio.gather(*(until_busy(line) for line in pool.lines))
+            await until_so(lambda: all(line.batch for line in pool.lines))
             with pytest.raises(TurnedAway, match=r"answered in .*later than 3 s") as told_:
                 await pool.answers([sample(1.0, 1.0, 1.0)])
             assert 0 < told_.value.retry_after < 10
@@ -204,11 +198,27 @@ def test_a_killed_model_process_is_replaced_while_its_replicas_answer() -> None:
         pool.generation.handle.process.kill()
         await told.until(ModelProcessDied)
         assert await total(pool, 4.0) == 8.0
-        while pool.begun < 2 or not pool.lines or old & {line.pid for line in pool.lines}:
-            await asyncio.sleep(0)
+        await until_so(lambda: pool.begun == 2 and pool.lines and not old & {line.pid for line in pool.lines})
         assert await total(pool, 5.0) == 10.0 and told.count(ReplicaDied) == 0
 
     run(test, spec(replicas=2))
+
+
+def test_a_model_that_can_not_be_loaded_again_is_tried_until_it_can(tmp_path: Path) -> None:
+    async def test(pool: ReplicaPool, told: Told) -> None:
+        assert pool.generation is not None and pool.generation.handle.process is not None
+        (tmp_path / "moved").write_text("")
+        pool.generation.handle.process.kill()
+        await told.until(LoadFailed)
+        assert await total(pool, 4.0) == 8.0, "the replicas that are left answer"
+        os.kill(pool.lines[0].pid, signal.SIGKILL)
+        await told.until(ReplicaDied)
+        assert not pool.is_ready
+        (tmp_path / "moved").unlink()
+        assert await total(pool, 5.0) == 10.0, "who waited is answered"
+
+    moved = {"exists": str(tmp_path / "moved")}
+    run(test, ModelSpec(load=tiny.scale_unless, batching=Batching(64), arguments=moved))
 
 
 def test_weights_are_swapped_under_load_without_a_failed_request() -> None:
@@ -243,11 +253,15 @@ def test_a_swap_that_fails_changes_nothing() -> None:
     run(test, spec())
 
 
+async def no_test(pool: ReplicaPool, told: Told) -> None:
+    raise AssertionError("it does not start")
+
+
 def test_a_model_that_can_not_be_loaded_is_a_mistake() -> None:
     with pytest.raises(Mistake, match="no weights here"):
-        run(lambda pool, told: asyncio.sleep(0), ModelSpec(load=tiny.unloadable, batching=Batching(64)))
+        run(no_test, ModelSpec(load=tiny.unloadable, batching=Batching(64)))
     with pytest.raises(Mistake, match="define it at the top of a module"):
-        ModelSpec(load=lambda: tiny.scale(), batching=Batching(64))
+        ModelSpec(load=lambda: tiny.scale(3.0), batching=Batching(64))
     with pytest.raises(Mistake, match="as JSON"):
         spec(load=tiny.scale, arguments={"weight": torch.zeros(3)})
 
