@@ -24,7 +24,7 @@ from shoestring.serving.engines.onnx_engine import OnnxEngine
 from shoestring.serving.engines.packed_weights import load_within
 from shoestring.serving.engines.together import Together
 from shoestring.serving.engines.torch_engine import TorchEngine
-from tests.serving.engines.models import WORDS, Reader, from_config, ids_alone, reader, sharpened, texts, whole
+from tests.serving.engines.models import WORDS, Reader, from_config, ids_alone, reader, texts, whole
 
 pytest.importorskip("onnxruntime")
 FOLDER = TemporaryDirectory(prefix="engines")
