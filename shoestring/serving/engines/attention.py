@@ -57,7 +57,8 @@ class PackedRows:
     def unpack(self, packed: Tensor) -> Tensor:
         """(1, total, ...) to (n, longest, ...), with zeros where nothing is."""
         padded = packed.new_zeros(self.count * self.longest, *packed.shape[2:])
-        return padded.index_copy_(0, self.index, packed[0]).unflatten(0, (self.count, self.longest))
+        padded.index_copy_(0, self.index, packed[0])
+        return padded.view(self.count, self.longest, *packed.shape[2:])
 
 
 def equal_lengths(lengths: Sequence[int]) -> list[EqualLengths]:
@@ -168,7 +169,8 @@ class PackedAttention:
             mask = mask if rows == 1 else mask[group.rows]
             return mask[:, :, : group.length, : group.length]
         if keys == self.rows.total and queries == rows == 1:
-            return mask[..., group.positions].unflatten(-1, group.shape)[0].permute(2, 0, 1, 3)
+            heads = mask.shape[1]
+            return mask[0, :, 0, group.positions].reshape(heads, *group.shape).transpose(0, 1)[:, :, None]
         raise Unpackable(
             f"its mask depends on all positions of a batch: a block makes one of the shape {tuple(mask.shape)} for "
             f"{self.rows.count} samples of {self.rows.total} positions"

@@ -64,14 +64,16 @@ class BatchInputs:
     def by_name(self, value: Any) -> Mapping[str, Tensor]:
         """The tensors of a value by the names of the inputs."""
         wanted = [form.name for form in self.given]
-        if isinstance(value, Tensor):
-            value = (value,)
-        if isinstance(value, (tuple, list)):
-            value = dict(zip(wanted, value, strict=True)) if len(value) == len(wanted) else {}
-        if not isinstance(value, Mapping) or set(wanted) - set(value):
-            got = ", ".join(map(str, value)) if isinstance(value, Mapping) and value else type(value).__name__
-            raise Mistake(f"the model takes {', '.join(wanted)}, and got {got}: give a tensor for each of its inputs")
-        return value
+        found = (value,) if isinstance(value, Tensor) else value
+        if isinstance(found, (tuple, list)) and len(found) == len(wanted):
+            found = dict(zip(wanted, found, strict=True))
+        if not isinstance(found, Mapping) or set(wanted) - set(found):
+            got = ", ".join(map(str, found)) if isinstance(found, Mapping) else ""
+            raise Mistake(
+                f"the model takes {', '.join(wanted)}, and got {got or f'a {type(value).__name__}'}: give a tensor for each "
+                f"of its inputs"
+            )
+        return found
 
     def batch(self, samples: Sequence[Sample]) -> Batch:
         """Samples of one or several lengths as a batch."""
@@ -107,15 +109,18 @@ def padded(tensors: Sequence[Tensor], form: InputForm) -> Tensor:
         return torch.stack(list(tensors))
     if form.axis == 0:
         return pad_sequence(list(tensors), batch_first=True, padding_value=form.pad)
-    turned = pad_sequence([one.movedim(form.axis, 0) for one in tensors], batch_first=True, padding_value=form.pad)
+    turned: Tensor = pad_sequence(
+        [one.movedim(form.axis, 0) for one in tensors], batch_first=True, padding_value=form.pad
+    )
     return turned.movedim(1, form.axis + 1).contiguous()
 
 
-def without_batch_axis(tensor: Any, form: InputForm) -> Tensor:
+def without_batch_axis(value: Any, form: InputForm) -> Tensor:
     """A tensor in an input's dtype; a first axis of size 1 that the input does not have is dropped. Raises Mistake if its
     shape or dtype does not fit."""
-    if not isinstance(tensor, Tensor):
-        raise Mistake(f"{form.name} must be a tensor, and is a {type(tensor).__name__}")
+    if not isinstance(value, Tensor):
+        raise Mistake(f"{form.name} must be a tensor, and is a {type(value).__name__}")
+    tensor: Tensor = value
     if tensor.ndim == len(form.shape) + 1 and tensor.shape[0] == 1:
         tensor = tensor[0]
     fits = tensor.ndim == len(form.shape) and all(

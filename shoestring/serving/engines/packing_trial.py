@@ -110,16 +110,17 @@ def attention_stacks(
 
 
 def regions(model: nn.Module, stacks: Sequence[tuple[str, ...]]) -> Iterator[dict[str, nn.Module]]:
-    """Modules that may be packed: the model's repeated blocks that have attention in them, else the modules that hold all
-    of it, outermost first."""
+    """Modules that may be packed: the model's repeated blocks that have attention in them, else those around all of it that
+    are of one class (ALBERT has one; packed weights are no parameters, by which blocks are found), outermost first."""
     modules = dict(model.named_modules())
     repeated = blocks(model)
-    found = [next((name for name in stack if name in repeated and name), None) for stack in stacks]
+    found = [next((name for name in stack if name in repeated and name), "") for stack in stacks]
     if all(found):
-        yield {str(name): modules[str(name)] for name in dict.fromkeys(found)}
-    for depth, name in enumerate(stacks[0]):
-        if name and all(stack[depth : depth + 1] == (name,) for stack in stacks) and {name} != set(found):
-            yield {name: modules[name]}
+        yield {name: modules[name] for name in dict.fromkeys(found)}
+    for depth in range(1, min(map(len, stacks))):
+        names = dict.fromkeys(stack[depth] for stack in stacks)
+        if len({type(modules[name]) for name in names}) == 1 and list(names) != list(dict.fromkeys(found)):
+            yield {name: modules[name] for name in names}
 
 
 # What blocks are given

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from shoestring.compression.formats.packed_modules import formats_of
 from shoestring.compression.onnx.interface import Forward
 from shoestring.core.errors import Mistake
 from shoestring.serving.engines.attention import Unpackable
@@ -61,8 +62,10 @@ class TorchEngine(Engine):
 
 def tolerance_of(model: nn.Module, interface: ModelInterface) -> float:
     """What rounding may change, by the coarsest dtype that the model computes in."""
-    dtypes = {one.dtype for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()}
-    dtypes |= {getattr(torch, form.dtype) for form in interface.outputs}
+    forms = formats_of(model).values()
+    stored = {id(one) for form in forms for one in form.buffers()}  # not what is computed in: scales in float16
+    dtypes = {one.dtype for one in (*model.parameters(), *model.buffers()) if id(one) not in stored}
+    dtypes |= {form.dtype for form in forms} | {getattr(torch, form.dtype) for form in interface.outputs}
     return max(ROUNDING.get(dtype, 0.0) for dtype in (*dtypes, torch.float64))
 
 
