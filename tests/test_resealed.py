@@ -345,7 +345,7 @@ def test_the_state_of_a_checkpoint(room: Room, tmp_path: Path) -> None:
             return
         export_weights(checkpoint, out)
         feed = Feed(job)
-        with believed(checkpoint):
+        with reading_untrusted(checkpoint):
             restore(checkpoint, plain_run(job, job.model(), {}), feed)
         next(feed)  # what was taken as it was written is used now
 

@@ -6,7 +6,7 @@ from shoestring.core.arguments import argument, dataclass
 from shoestring.core.command import ExportFormat, named_object
 from shoestring.core.errors import Mistake
 from shoestring.core.exit_codes import DONE
-from shoestring.core.rooms import declared, installed_rooms, room_named
+from shoestring.core.rooms import installed_rooms, room_entries, room_named
 from shoestring.core.suggest import did_you_mean
 from shoestring.show.output import warn
 
@@ -89,7 +89,7 @@ def run(asked: ExportCommand, call: Call) -> int:
 def cautions(folder: Folder) -> tuple[str, ...]:
     """What the run's room has to say wherever its weights or figures go."""
     request = folder.request()
-    return room_named(request.room).cautions(request) if request is not None and request.room in declared() else ()
+    return room_named(request.room).cautions(request) if request is not None and request.room in room_entries() else ()
 
 
 def weights(asked: ExportCommand, call: Call, folder: Folder, target: Path) -> int:

@@ -137,7 +137,7 @@ def report_written(call: Call, source: ModelSource, report: Mapping[str, Any], t
             f"{os.path.abspath(target / 'report.html')}"
         )
     with believed_report(target):
-        return missed(report["missed"])
+        return exit_code(report["missed"])
 
 
 def loading(source: ModelSource, target: Path) -> str:

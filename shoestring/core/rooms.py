@@ -128,7 +128,7 @@ def installed_rooms() -> tuple[RoomPlugin, ...]:
 @cache
 def own_rooms() -> tuple[RoomPlugin, ...]:
     """The rooms of this package in the order of the help, without a look at others."""
-    return tuple(sorted((loaded(entry) for entry in own_entries()), key=lambda room: room.place))
+    return tuple(sorted((load_room(entry) for entry in own_entries()), key=lambda room: room.place))
 
 
 @cache

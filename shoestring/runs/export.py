@@ -117,14 +117,14 @@ def export_weights(checkpoint: RunCheckpoint, target: Path, trained: bool = Fals
     """The weights alone, under exactly the names of the model's state_dict, tied ones under all their names, so that
     `load_state_dict(load_file(path), strict=True)` works. `trained`: not their averages."""
     new(target)
-    with believed(checkpoint), draft_file(target) as draft:
+    with reading_untrusted(checkpoint), draft_file(target) as draft:
         write_tensors(draft, named_weights(checkpoint, trained), {"format": "pt"})
     return target
 
 
 def named_weights(checkpoint: RunCheckpoint, trained: bool = False) -> dict[str, StoredTensor]:
     """The weights by all names of the model's state_dict, with what was trained beside them added."""
-    with believed(checkpoint):
+    with reading_untrusted(checkpoint):
         left_out = checkpoint.outline().get("left_out", ())
         found = checkpoint.all_weights(trained)
         for alias, of in checkpoint.aliases().items():

@@ -25,7 +25,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
 from shoestring.measure.load import Timing, believed_timings, busy_share, effort, timing
 from shoestring.processes.task import Task, Tell
-from shoestring.serving.engines.engine import Engine
+from shoestring.serving.engines.engine import ServingEngine
 from shoestring.serving.engines.onnx_engine import MARGIN, OnnxEngine
 from shoestring.serving.engines.signature import ModelInterface
 from shoestring.serving.engines.torch_engine import TorchEngine
@@ -96,7 +96,9 @@ def calibrated(source: ServedSource, cores: int) -> ServingEvidence:
     )
 
 
-def makers(found: LoadedModel, interface: ModelInterface, folder: Path) -> Iterator[tuple[str, Callable[[], Engine]]]:
+def makers(
+    found: LoadedModel, interface: ModelInterface, folder: Path
+) -> Iterator[tuple[str, Callable[[], ServingEngine]]]:
     """The engines by name. Torch's comes last: it shares the weights of the module that the others export."""
     model, forward = found.model, found.job.forward
     for name, fast in ((ONNX, False), (ONNX_INT8, True)):
@@ -104,7 +106,9 @@ def makers(found: LoadedModel, interface: ModelInterface, folder: Path) -> Itera
     yield TORCH, partial(TorchEngine, model, forward, interface)
 
 
-def engine_evidence(engine: Engine, samples: Sequence[Sample], timings: list[Timing], replica: int) -> EngineEvidence:
+def engine_evidence(
+    engine: ServingEngine, samples: Sequence[Sample], timings: list[Timing], replica: int
+) -> EngineEvidence:
     """What one engine takes; `timings` collects all that were timed."""
     answer = engine.answers
     padded = [MeasuredBatch(lengths(batch), timed(answer, batch, timings)) for batch in equal_batches(samples)]
@@ -123,7 +127,7 @@ def engine_evidence(engine: Engine, samples: Sequence[Sample], timings: list[Tim
     )
 
 
-def kept_and_changed(engine: Engine) -> tuple[int, float]:
+def kept_and_changed(engine: ServingEngine) -> tuple[int, float]:
     """Bytes on disk, and by how much answers differ from the model's, where that is more than rounding."""
     if isinstance(engine, OnnxEngine):
         return engine.exported.path.stat().st_size, engine.tolerance / MARGIN if engine.tolerance > EXACT else 0.0

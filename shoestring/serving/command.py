@@ -28,7 +28,7 @@ def run(command: ServeCommand, call: Call) -> int:
     from shoestring.core.extras import require
 
     require("serve")
-    command.asked.budget(), command.asked.hourly_price  # noqa: B018 (a mistake in them is told now)
+    command.asked.budget(), command.asked.hourly_price
     check_use(command.asked.use or ())
     source = source_of(command, call)
     from shoestring.serving.serving_run import ServingRun, outcome_for

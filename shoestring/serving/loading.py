@@ -21,7 +21,7 @@ from shoestring.core.job import Job
 from shoestring.data.feed import looking
 from shoestring.processes.named_job import Claim, claim_of_run, named_job
 from shoestring.runs.folder import Folder
-from shoestring.serving.engines.engine import Engine
+from shoestring.serving.engines.engine import ServingEngine
 from shoestring.serving.engines.onnx_engine import OnnxEngine
 from shoestring.serving.engines.signature import ModelInterface, find_interface
 from shoestring.serving.engines.torch_engine import TorchEngine
@@ -97,13 +97,17 @@ def batches_of(job: Job) -> Iterator[Batch]:
         yield from islice(one_epoch(feed), BATCHES)
 
 
-def torch_engine(path: str, job: str | None, flags: Mapping[str, Any], newest: bool, pack: bool = True) -> Engine:
+def torch_engine(
+    path: str, job: str | None, flags: Mapping[str, Any], newest: bool, pack: bool = True
+) -> ServingEngine:
     """What a model process loads."""
     found = opened_model(ServedSource(path, job, flags, newest))
     return TorchEngine(found.model, found.job.forward, found.interface(), pack=pack)
 
 
-def onnx_engine(path: str, job: str | None, flags: Mapping[str, Any], newest: bool, file: str, int8: bool) -> Engine:
+def onnx_engine(
+    path: str, job: str | None, flags: Mapping[str, Any], newest: bool, file: str, int8: bool
+) -> ServingEngine:
     """The same with onnxruntime; `file` is written."""
     found = opened_model(ServedSource(path, job, flags, newest))
     return OnnxEngine(found.model, found.job.forward, found.interface(), Path(file), fast=int8)

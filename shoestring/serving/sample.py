@@ -38,8 +38,8 @@ class Sample:
 class Signature:
     """What a model takes and gives, found by calling it on samples of the job."""
 
-    inputs: tuple[TensorKind, ...]
-    outputs: tuple[TensorKind, ...]
+    inputs: tuple[TensorForm, ...]
+    outputs: tuple[TensorForm, ...]
     container: type[Any]  # of the batch that the job's forward takes: dict, tuple, or Tensor
 
     @property
@@ -49,7 +49,7 @@ class Signature:
 
 
 @dataclass(frozen=True)
-class TensorKind:
+class TensorForm:
     """Name, dtype and shape of an input or output, without the batch axis; -1: any size."""
 
     name: str

@@ -139,8 +139,8 @@ class Planner:
             ledger = self.looked_at(self.ledger)
             if isinstance(ledger, PlainOnly):
                 return self.plain_outcome(ledger, memory, forced)
-            return with_doubt(self.decided(ledger, memory, forced))
-        found = self.looked_at(lambda: self.at_once(memory) or self.decided(self.ledger(), memory))
+            return with_doubt(self.outcome_of(ledger, memory, forced))
+        found = self.looked_at(lambda: self.at_once(memory) or self.outcome_of(self.ledger(), memory))
         return self.plain_outcome(found, memory) if isinstance(found, PlainOnly) else with_doubt(found)
 
     def looked_at(self, look: Callable[[], T]) -> T | PlainOnly:

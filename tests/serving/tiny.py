@@ -12,17 +12,17 @@ from torch import Tensor
 
 from shoestring.serving.batching.admission import AffineTime
 from shoestring.serving.batching.policy import Batching
-from shoestring.serving.engines.engine import Engine
+from shoestring.serving.engines.engine import ServingEngine
 from shoestring.serving.replicas.model_spec import ModelSpec
-from shoestring.serving.sample import Answers, Sample, Signature, TensorKind
+from shoestring.serving.sample import Answers, Sample, Signature, TensorForm
 
 POISON, REFUSED, BROKEN, GATED = -1001.0, -1002.0, -1003.0, -1004.0
 SIGNATURE = Signature(
-    (TensorKind("x", "float32", (-1,)),), (TensorKind("y", "float32", (-1,)), TensorKind("total", "float32", ())), dict
+    (TensorForm("x", "float32", (-1,)),), (TensorForm("y", "float32", (-1,)), TensorForm("total", "float32", ())), dict
 )
 
 
-class Scale(Engine):
+class Scale(ServingEngine):
     """y = weight * x, total = the sum of y; `gate`: a file whose lock a gated sample waits for."""
 
     signature, tolerance, packs, why_not_packed = SIGNATURE, 0.0, True, ""
@@ -47,21 +47,21 @@ class Scale(Engine):
         return {"y": self.weight * x, "total": (self.weight * x).sum()}
 
 
-def scale(weight: float = 2.0, gate: str = "") -> Engine:
+def scale(weight: float = 2.0, gate: str = "") -> ServingEngine:
     return Scale(weight, gate)
 
 
-def scale_unless(exists: str) -> Engine:
+def scale_unless(exists: str) -> ServingEngine:
     if os.path.exists(exists):
         raise ValueError("the weights are elsewhere now")
     return Scale(2.0, "")
 
 
-def unloadable() -> Engine:
+def unloadable() -> ServingEngine:
     raise ValueError("no weights here")
 
 
-def dies() -> Engine:
+def dies() -> ServingEngine:
     os._exit(7)
 
 

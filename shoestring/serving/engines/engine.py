@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from shoestring.serving.sample import Answers, Sample, Signature
 
 
-class Engine(ABC):
+class ServingEngine(ABC):
     """A model that is ready to answer. Replicas fork after it is made, so it holds its weights in shared memory, and starts no thread."""
 
     signature: Signature

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from shoestring.compression.onnx.interface import named_tensors, replace_tensors
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
-from shoestring.serving.sample import Sample, TensorKind
+from shoestring.serving.sample import Sample, TensorForm
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class InputForm:
         return self.shape.index(-1) if -1 in self.shape else None
 
     @property
-    def kind(self) -> TensorKind:
-        return TensorKind(self.name, str(self.dtype).removeprefix("torch."), self.shape)
+    def kind(self) -> TensorForm:
+        return TensorForm(self.name, str(self.dtype).removeprefix("torch."), self.shape)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake, error_sentence
 from shoestring.core.extras import require
 from shoestring.serving.engines.comparison import References, references
-from shoestring.serving.engines.engine import Engine
+from shoestring.serving.engines.engine import ServingEngine
 from shoestring.serving.engines.outputs import Compute, answers_alone
 from shoestring.serving.engines.signature import ModelInterface, torch_compute
 from shoestring.serving.engines.together import computed, way_together
@@ -25,7 +25,7 @@ from shoestring.serving.sample import Answers, Sample
 MARGIN = 2.0
 
 
-class OnnxEngine(Engine):
+class OnnxEngine(ServingEngine):
     """Exports the model to a file, which stays there, and answers from it.
 
     `fast`: int8, calibrated on the samples of the interface; the tolerance is then measured on those, times a margin.

@@ -14,7 +14,7 @@ from torch import Tensor
 from shoestring.core.batch import Batch
 from shoestring.serving.engines.inputs import BatchInputs
 from shoestring.serving.engines.lengths import LengthRule, length_rule
-from shoestring.serving.sample import Answers, Sample, TensorKind, Tensors
+from shoestring.serving.sample import Answers, Sample, TensorForm, Tensors
 
 Compute = Callable[[Batch], Mapping[str, Tensor]]  # a batch's outputs by name
 
@@ -30,8 +30,8 @@ class OutputForm:
     axes: tuple[tuple[int, LengthRule | None], ...] = ()  # those that vary; no rule: any size
 
     @property
-    def kind(self) -> TensorKind:
-        return TensorKind(self.name, self.dtype, self.shape)
+    def kind(self) -> TensorForm:
+        return TensorForm(self.name, self.dtype, self.shape)
 
     @property
     def follows(self) -> bool:

@@ -12,7 +12,7 @@ from shoestring.compression.onnx.interface import Forward
 from shoestring.core.errors import Mistake
 from shoestring.serving.engines.attention import Unpackable
 from shoestring.serving.engines.comparison import ROUNDING, difference, references
-from shoestring.serving.engines.engine import Engine
+from shoestring.serving.engines.engine import ServingEngine
 from shoestring.serving.engines.outputs import Compute, answers_alone
 from shoestring.serving.engines.packing import packed_answers
 from shoestring.serving.engines.packing_trial import try_packing
@@ -22,7 +22,7 @@ from shoestring.serving.engines.together import Together, computed, way_together
 from shoestring.serving.sample import Answers, Sample
 
 
-class TorchEngine(Engine):
+class TorchEngine(ServingEngine):
     """A module, which may compute from packed weights. Its weights move to shared memory.
 
     Samples of any lengths may be given together, also where it does not pack: then it pads them if answers stay what they

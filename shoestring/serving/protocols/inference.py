@@ -24,7 +24,7 @@ from shoestring.serving.protocols.refusals import RefusedRequest, wrong
 from shoestring.serving.protocols.samples import fits, length_of
 from shoestring.serving.protocols.strict_json import checked_object, read_json, said, written_json
 from shoestring.serving.protocols.tensors import DATATYPES, from_bytes, from_lists, raw_bytes
-from shoestring.serving.sample import Sample, Signature, TensorKind, Tensors
+from shoestring.serving.sample import Sample, Signature, TensorForm, Tensors
 
 LENGTH_HEADER = "inference-header-content-length"
 MOST_AXES = 16
@@ -114,7 +114,7 @@ def read_inputs(given: Any, tail: bytes, signature: Signature, most_rows: int) -
     return tensors
 
 
-def read_shape(one: Mapping[str, Any], field: str, kind: TensorKind, most_rows: int) -> list[int]:
+def read_shape(one: Mapping[str, Any], field: str, kind: TensorForm, most_rows: int) -> list[int]:
     if one.get("datatype") != DATATYPES[kind.dtype]:
         raise wrong(
             f"{field}.datatype", f"{kind.name} is {DATATYPES[kind.dtype]}, and {said(one.get('datatype'))} came"
@@ -195,14 +195,14 @@ def written_infer(
     return (text + b"".join(tail), len(text)) if tail else (text, None)
 
 
-def shape_text(kind: TensorKind) -> str:
+def shape_text(kind: TensorForm) -> str:
     return json.dumps([-1, *kind.shape])
 
 
 def metadata(model: str, version: str, signature: Signature) -> dict[str, Any]:
     """What the protocol says of a model; -1: any size."""
 
-    def described(kinds: Sequence[TensorKind]) -> list[dict[str, Any]]:
+    def described(kinds: Sequence[TensorForm]) -> list[dict[str, Any]]:
         return [{"name": one.name, "datatype": DATATYPES[one.dtype], "shape": [-1, *one.shape]} for one in kinds]
 
     return {

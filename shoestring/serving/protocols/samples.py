@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.serving.sample import Sample, Signature, TensorKind, Tensors
+from shoestring.serving.sample import Sample, Signature, TensorForm, Tensors
 
 ALONE = "output"  # name of the output of a model that gives one tensor
 
@@ -36,13 +36,13 @@ def as_output(tensors: Tensors) -> Any:
     return tensors[ALONE] if set(tensors) == {ALONE} else NamedOutputs(tensors)
 
 
-def length_of(inputs: Tensors, kinds: Sequence[TensorKind]) -> int:
+def length_of(inputs: Tensors, kinds: Sequence[TensorForm]) -> int:
     """The size of the axis that varies; of several, the largest; 1 where none does."""
     sizes = [inputs[one.name].shape[one.shape.index(-1)] for one in kinds if -1 in one.shape]
     return max(sizes, default=1)
 
 
-def fits(shape: Sequence[int], kind: TensorKind) -> bool:
+def fits(shape: Sequence[int], kind: TensorForm) -> bool:
     return len(shape) == len(kind.shape) and all(
         size > 0 and wanted in (-1, size) for size, wanted in zip(shape, kind.shape, strict=True)
     )
@@ -62,7 +62,7 @@ def sample_of(value: Any, signature: Signature) -> Sample:
     return Sample(inputs, length_of(inputs, signature.inputs))
 
 
-def as_input(value: Any, kind: TensorKind) -> Tensor:
+def as_input(value: Any, kind: TensorForm) -> Tensor:
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):

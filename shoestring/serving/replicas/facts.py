@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from shoestring.serving.engines.engine import Engine
-from shoestring.serving.sample import Signature, TensorKind
+from shoestring.serving.engines.engine import ServingEngine
+from shoestring.serving.sample import Signature, TensorForm
 
 CONTAINERS: Mapping[str, type[Any]] = {"dict": dict, "tuple": tuple, "Tensor": Tensor}
 
@@ -36,7 +36,7 @@ class EngineFacts:
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> EngineFacts:
         inputs, outputs = (
-            tuple(TensorKind(str(name), str(dtype), tuple(map(int, shape))) for name, dtype, shape in found[which])
+            tuple(TensorForm(str(name), str(dtype), tuple(map(int, shape))) for name, dtype, shape in found[which])
             for which in ("inputs", "outputs")
         )
         signature = Signature(inputs, outputs, CONTAINERS[found["container"]])
@@ -45,5 +45,5 @@ class EngineFacts:
         )
 
 
-def facts_of(engine: Engine, memory: int) -> EngineFacts:
+def facts_of(engine: ServingEngine, memory: int) -> EngineFacts:
     return EngineFacts(engine.signature, engine.tolerance, engine.packs, engine.why_not_packed, memory)

@@ -28,8 +28,8 @@ from typing import Any, NoReturn
 
 from shoestring.core.errors import reason_text
 from shoestring.core.signals import STOP
-from shoestring.processes.group.fork_server_main import die_with, ended, named
-from shoestring.serving.engines.engine import Engine
+from shoestring.processes.group.fork_server_main import die_with, ended, set_process_name
+from shoestring.serving.engines.engine import ServingEngine
 from shoestring.serving.replicas.facts import EngineFacts, facts_of
 
 MOST_MESSAGE = 1 << 17  # bytes of a control message
@@ -38,7 +38,7 @@ MOST_MESSAGE = 1 << 17  # bytes of a control message
 def main() -> None:
     control, front, alive = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
     die_with(front)
-    named("serve model")
+    set_process_name("serve model")
     for number in STOP:  # the front decides when to end; a service manager signals everybody
         signal.signal(number, signal.SIG_IGN)
     engine = loaded_engine(control)
@@ -47,7 +47,7 @@ def main() -> None:
     fork_replicas(control, alive, engine)
 
 
-def loaded_engine(control: socket.socket) -> Engine:
+def loaded_engine(control: socket.socket) -> ServingEngine:
     import torch
 
     torch.set_num_threads(1)  # a forked process can't use its parent's threads
@@ -56,7 +56,7 @@ def loaded_engine(control: socket.socket) -> Engine:
         asked = json.loads(control.recv(MOST_MESSAGE) or b"null")
         if asked is None:
             os._exit(0)
-        engine: Engine = function_named(asked["load"])(**asked["arguments"])
+        engine: ServingEngine = function_named(asked["load"])(**asked["arguments"])
         facts: EngineFacts = facts_of(engine, max(resident() - before, 0))
     except Exception as error:
         traceback.print_exc()
@@ -66,7 +66,7 @@ def loaded_engine(control: socket.socket) -> Engine:
     return engine
 
 
-def function_named(name: str) -> Callable[..., Engine]:
+def function_named(name: str) -> Callable[..., ServingEngine]:
     module, _, qualified = name.partition(":")
     found: Any = import_module(module)
     for part in qualified.split("."):
@@ -84,7 +84,7 @@ def tell(control: socket.socket, message: dict[str, Any]) -> None:
     control.send(json.dumps(message).encode()[:MOST_MESSAGE])
 
 
-def fork_replicas(control: socket.socket, alive: int, engine: Engine) -> NoReturn:
+def fork_replicas(control: socket.socket, alive: int, engine: ServingEngine) -> NoReturn:
     """Fork a replica whenever the front asks for one, and say which ended."""
     waking, woken = os.pipe()
     os.set_blocking(woken, False)
@@ -106,14 +106,14 @@ def fork_replicas(control: socket.socket, alive: int, engine: Engine) -> NoRetur
             tell(control, {"ended": pid, "code": code})
 
 
-def become_replica(line: socket.socket, alive: int, engine: Engine, others: list[int], number: int) -> NoReturn:
+def become_replica(line: socket.socket, alive: int, engine: ServingEngine, others: list[int], number: int) -> NoReturn:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for file in others:
         os.close(file)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, 0)  # the parent's wish to die with its parent is not inherited; this says so
-    named(f"serve replica {number}")
+    set_process_name(f"serve replica {number}")
     from shoestring.serving.replicas.replica import be_replica
 
     try:

@@ -13,12 +13,12 @@ from typing import Any
 from shoestring.core.errors import Mistake
 from shoestring.serving.batching.admission import Admission, AffineTime
 from shoestring.serving.batching.policy import Batching
-from shoestring.serving.engines.engine import Engine
+from shoestring.serving.engines.engine import ServingEngine
 
 
 @dataclass(frozen=True, eq=False)
 class ModelSpec:
-    load: Callable[..., Engine]  # a function of a module; called in the model process, with `arguments`
+    load: Callable[..., ServingEngine]  # a function of a module; called in the model process, with `arguments`
     batching: Batching
     arguments: Mapping[str, Any] = field(default_factory=dict)  # what JSON can carry
     replicas: int = 1

@@ -15,14 +15,14 @@ from typing import NoReturn
 import torch
 
 from shoestring.core.errors import error_sentence
-from shoestring.serving.engines.engine import Engine
+from shoestring.serving.engines.engine import ServingEngine
 from shoestring.serving.replicas.wire import BatchReply, SampleFailed, frame, read_batch, received_frame, reply_frame
 from shoestring.serving.sample import Answers, Sample, Tensors
 
 OF_INPUT = (IndexError, ValueError, TypeError)  # what a model raises for numbers and shapes that it does not take
 
 
-def be_replica(line: socket.socket, alive: int, engine: Engine) -> NoReturn:
+def be_replica(line: socket.socket, alive: int, engine: ServingEngine) -> NoReturn:
     """Answer until the front closes the line. `alive`: a pipe that ends when the front does, also in the middle of a batch."""
     threading.Thread(target=end_with, args=(alive,), daemon=True).start()
     try:
@@ -47,7 +47,7 @@ def send(line: socket.socket, pieces: Sequence[bytes | memoryview]) -> None:
 
 
 def answered(
-    number: int, samples: Sequence[Sample], engine: Engine, clock: Callable[[], float] = time.perf_counter
+    number: int, samples: Sequence[Sample], engine: ServingEngine, clock: Callable[[], float] = time.perf_counter
 ) -> BatchReply:
     """The reply to a batch."""
     begun = clock()
@@ -58,7 +58,7 @@ def answered(
     return BatchReply(number, answers, clock() - begun)
 
 
-def answered_alone(sample: Sample, engine: Engine) -> Tensors | SampleFailed:
+def answered_alone(sample: Sample, engine: ServingEngine) -> Tensors | SampleFailed:
     try:
         return checked(engine.answers([sample]), 1)[0]
     except Exception as error:

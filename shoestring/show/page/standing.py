@@ -152,7 +152,7 @@ def verdict(report: Report) -> str:
     if not steps and used is None:
         return "Nothing was measured in this run."
     sentence: str = verb_of(report).done.capitalize() + (f" {counted_steps(report)}" if steps else "")
-    if diverged(report):
+    if divergence_text(report):
         return f"{sentence}, but the loss diverged."
     if ended == DATA_ENDED:
         return f"{sentence}: the data ended."

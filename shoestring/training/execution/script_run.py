@@ -60,7 +60,7 @@ def request_of(job: Job, model: nn.Module) -> tuple[Request, bytes]:
         path = Path(job.origin.file)
         asked = request_for(path, dict(job.origin.flags), None, None, False, None, room="training")
         return replace(asked, arguments=resolved_arguments(job)), path.read_bytes()
-    text = described(job, model).encode()
+    text = job_description(job, model).encode()
     name = f"{type(model).__name__}.py"  # named as a file of it would be
     digest = hashlib.sha256(text).hexdigest()
     return Request(job=name, source=digest, room="training", environment=environment_now()), text

@@ -13,7 +13,7 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.files import draft_file
 from shoestring.core.run_state import StoredTensor
-from shoestring.runs.checkpoints import RunCheckpoint, believed
+from shoestring.runs.checkpoints import RunCheckpoint, reading_untrusted
 from shoestring.runs.export import Exported, WeightsExport, low_rank, model_of, new, not_in_file
 from shoestring.runs.tensors import write_tensors
 
@@ -23,7 +23,7 @@ PEFT = "base_model.model."  # what PEFT has before every name of the model
 def export_adapter(asked: WeightsExport) -> Exported:
     """What LowRank trained, for the model that it began from."""
     base = getattr(getattr(model_of(asked.job().model), "config", None), "name_or_path", "") or None
-    with believed(asked.checkpoint):
+    with reading_untrusted(asked.checkpoint):
         made = adapter_folder(asked.checkpoint, base, asked.target, asked.trained)
     return Exported(made, tuple(filter(None, [not_in_file(asked.checkpoint)])))
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
-from shoestring.core.private import writes_unseen
 from shoestring.core.ledger_parts import Trait
+from shoestring.core.private import writes_unseen
 from shoestring.core.run import Run
 from shoestring.core.stepping import StepDivision, only
 from shoestring.measure.interception import MemoryRanges, UpdatedGuard

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring.compression.onnx.interface import outputs_of
-from shoestring.serving.engines.engine import Engine
+from shoestring.serving.engines.engine import ServingEngine
 from shoestring.serving.engines.onnx_engine import OnnxEngine
 from shoestring.serving.engines.packed_weights import load_within
 from shoestring.serving.engines.together import Together
@@ -33,7 +33,7 @@ LONGEST = 40
 
 @dataclass(frozen=True)
 class Case:
-    engine: Engine
+    engine: ServingEngine
     model: nn.Module  # what it is compared with
     forward: Callable[[nn.Module, Any], Any]
     named: bool = False  # whether samples are mappings

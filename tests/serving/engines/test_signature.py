@@ -12,7 +12,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import default_forward
 from shoestring.serving.engines.lengths import LengthRule
 from shoestring.serving.engines.signature import find_interface
-from shoestring.serving.sample import TensorKind
+from shoestring.serving.sample import TensorForm
 from tests.serving.engines.models import from_config, reader, sounds, texts, torch_layers
 
 WIDTH = 6
@@ -42,12 +42,12 @@ def test_inputs_and_outputs_of_what_an_answer_yields() -> None:
     pytest.importorskip("transformers")
     found = find_interface(from_config("Bert"), default_forward, values=texts())
     assert found.signature.inputs == (
-        TensorKind("input_ids", "int64", (-1,)),
-        TensorKind("attention_mask", "int64", (-1,)),
+        TensorForm("input_ids", "int64", (-1,)),
+        TensorForm("attention_mask", "int64", (-1,)),
     )
     assert found.signature.outputs == (
-        TensorKind("last_hidden_state", "float32", (-1, 32)),
-        TensorKind("pooler_output", "float32", (32,)),
+        TensorForm("last_hidden_state", "float32", (-1, 32)),
+        TensorForm("pooler_output", "float32", (32,)),
     )
     assert found.signature.container is dict and found.signature.varies
 
