@@ -110,7 +110,7 @@ def rounds(techniques: tuple[FederatedTechnique, ...], count: int = 2, processes
 def check(techniques: tuple[FederatedTechnique, ...], private: bool) -> Tensor:
     """It runs, nobody is rejected, and every byte is predicted."""
     candidate = asked_for(techniques, cost(private))
-    predicted, confirmed = candidate.cost, FederatedRoom(given(), cost(private)).confirmed(candidate).known
+    predicted, confirmed = candidate.cost, FederatedRoom(given(), cost(private)).confirm(candidate).predicted
     assert (confirmed["up_bytes"], confirmed["down_bytes"]) == (predicted.up, predicted.down), techniques
     for played in rounds(techniques):
         assert not played.rejected, (techniques, played.rejected)

@@ -88,7 +88,7 @@ def test_every_technique_with_statistics_is_predicted_to_the_byte_and_has_no_neg
         pytest.skip("of no use alone")
     cost = plain_cost(given)
     candidate = asked_for(techniques, cost)
-    confirmed = FederatedRoom(given, cost).confirmed(candidate).known
+    confirmed = FederatedRoom(given, cost).confirm(candidate).predicted
     assert (confirmed["up_bytes"], confirmed["down_bytes"]) == (candidate.cost.up, candidate.cost.down)
     for one in played(given, written)[0]:
         assert one.up == candidate.cost.up * one.senders and one.down == candidate.cost.down * one.ordered
