@@ -230,6 +230,8 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     one."""
     if type(tensor) not in PLAIN_TENSORS and is_traceable_wrapper_subclass(tensor):
         return tuple(part for name in tensor.__tensor_flatten__()[0] for part in dense_parts(getattr(tensor, name)))
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # inside torch.func.vmap and the like
+        return dense_parts(torch._C._functorch.get_unwrapped(tensor))
     if tensor.layout is torch.strided or tensor.layout not in SPARSE_PARTS:
         return (tensor,)
     return tuple(getattr(tensor, part)() for part in SPARSE_PARTS[tensor.layout])

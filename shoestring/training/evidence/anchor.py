@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Mistake, reason_text
 from shoestring.core.job import Job
 from shoestring.core.private import tree_leaves
 from shoestring.core.run import Run
@@ -312,6 +312,8 @@ def why_not_again(job: Job, model: nn.Module) -> str:
             pass
     except Mistake as error:
         return str(error)
+    except Exception as error:  # a plain step ran, and one by other techniques may
+        return f"a step that computes blocks again fails: {reason_text(error)}"
     return ""
 
 

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+from shoestring import Job
 from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
@@ -17,14 +20,17 @@ from shoestring.measure.load import Timing
 from shoestring.planning.answers import MeasuredAnswers, open_answers
 from shoestring.planning.choose import Chooser, asked_for, best_first
 from shoestring.training import library as api
-from shoestring.training.evidence.anchor import pace, typical
+from shoestring.training.evidence.anchor import pace, typical, why_not_again
 from shoestring.training.evidence.gather import Evidence
 from shoestring.training.evidence.rehearsals import Rehearsals
 from shoestring.training.evidence.tasks import AnchorResult, AnchorStep, AnchorTask, TrialResult
 from shoestring.training.execution import job_planning
+from shoestring.training.library import verify
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.fused import FusedOptimizer
+from shoestring.training.memory.step_in_backward import StepInBackward
+from shoestring.training.planner import Planner
 from shoestring.training.predict import Predictor
 from shoestring.training.room import ROOM, TrainingRoom, combinations
 from tests.training.evidence.test_earlier import MACHINE, anchor, ledger_of, logs
@@ -228,3 +234,31 @@ def test_no_technique_of_a_roomy_choice_could_be_left_out() -> None:
         for one in found:
             if set(one.techniques) < set(first.techniques):
                 assert one.known["step_seconds"] > first.known["step_seconds"] * 1.02
+
+
+class Mapped(nn.Module):
+    """Calls its blocks for each sample by itself, where tensors of no memory of their own pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = torch.func.vmap(block)(x)
+        return x
+
+
+def test_a_model_whose_blocks_fail_when_computed_again_is_planned_without_that() -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    made = Job(
+        model=Mapped,
+        data=lambda: [x] * 3,
+        loss=lambda output, batch: output.square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        steps=3,
+    )
+    assert why_not_again(made, Mapped()).startswith("a step that computes blocks again fails: ")
+    ledger = Planner(made, Hardware()).ledger()
+    assert "fails" in Checkpoint(every=1).refusal(ledger)
+    assert not StepInBackward().refusal(ledger) and verify(made, (StepInBackward(),)).same_bits
