@@ -334,7 +334,7 @@ def measure_from_values(name: str, said: Sequence[Tensor]) -> OutputMeasure:
         return OutputMeasure(name, KL, axis, "it is called logits")
     known = column_statistics(said, axis)
     square = known.mean.square()
-    if known.count > 1 and len(square) > 1 and float(square.sum()) > OFFSET * float((square + known.variance).sum()):
+    if known.vectors > 1 and len(square) > 1 and float(square.sum()) > OFFSET * float((square + known.variance).sum()):
         return with_variance(OutputMeasure(name, R2, axis, "vectors that all point nearly the same way"), said)
     return OutputMeasure(name, COSINE, axis, "vectors")
 
@@ -342,7 +342,7 @@ def measure_from_values(name: str, said: Sequence[Tensor]) -> OutputMeasure:
 class ColumnStatistics(NamedTuple):
     """Of vectors, number by number; in double precision."""
 
-    count: int  # vectors
+    vectors: int
     mean: Tensor
     variance: Tensor
 
