@@ -143,7 +143,7 @@ def parser(commands: Mapping[str, Command], asked: str) -> Parser:
     """The parser of all commands; only the requested command's options are imported and get flags."""
     top = Parser(
         prog="shoestring",
-        description="Deep learning on a budget: train, federate and compress PyTorch models within limits that you set.",
+        description="Deep learning on a budget: your PyTorch model, the limits that you set, and the plan that keeps them.",
     )
     from shoestring import __version__
 

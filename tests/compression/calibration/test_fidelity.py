@@ -141,7 +141,7 @@ def test_variances_are_found_without_all_outputs_in_double_precision(width: int)
         known = column_statistics(said, -1)
         with_variance(OutputMeasure("y", "r2"), said)
     rows = torch.cat([one.double().reshape(-1, width) for one in said])
-    assert largest.numbers <= AT_ONCE < rows.numel() and known.count == len(rows)
+    assert largest.numbers <= AT_ONCE < rows.numel() and known.vectors == len(rows)
     torch.testing.assert_close(known.mean, rows.mean(0))
     torch.testing.assert_close(known.variance, rows.var(0, correction=0))
 
