@@ -141,8 +141,8 @@ def test_two_jobs_that_differ_in_a_learning_rate_get_the_same_plan_and_seconds(
     worker = Worker((0.5, 0.0), (0.7, 0.0), (0.9, 0.0))
     monkeypatch.setattr(job_planning, "run_worker", worker)
     first, again = api.plan(file, memory="8GiB", lr=0.1), api.plan(file, memory="8GiB", lr=0.01)
-    assert first.chosen.techniques == again.chosen.techniques and first.chosen.figures == again.chosen.figures
-    assert again.measured and worker.asked == ["anchor"] * 2, "its process is its own, and measured"
+    assert first.chosen.techniques == again.chosen.techniques and first.chosen.predicted == again.chosen.predicted
+    assert again.measured_at and worker.asked == ["anchor"] * 2, "its process is its own, and measured"
     steered = api.plan(file, memory="8GiB", share=0.5)
     assert steered.plain.predicted["step_seconds"] == pytest.approx(0.9), (
         "a number that changes the step, as its rehearsal shows, changes its seconds"
@@ -180,7 +180,7 @@ def room(busy: float) -> TrainingRoom:
     measured = replace(anchor(random.Random(0)), busy=busy)
     ledger = ledger_of(measured)
     predictor = Predictor(Rehearsals(logs()[0], MACHINE), Evidence(ledger, logs()[1], {"": measured}))
-    return TrainingRoom(predictor, (Accumulate, Checkpoint, FusedOptimizer), predictor.sketched(asked_for((), ledger)))
+    return TrainingRoom(predictor, (Accumulate, Checkpoint, FusedOptimizer), predictor.sketch(asked_for((), ledger)))
 
 
 def test_a_plan_is_no_faster_than_plain_by_less_than_the_steps_were_held_up() -> None:
@@ -188,12 +188,8 @@ def test_a_plan_is_no_faster_than_plain_by_less_than_the_steps_were_held_up() ->
     for busy in (0.0, 0.9):
         one = room(busy)
         chooser = Chooser(one, one.predictor.evidence.ledger)
-        fast = replace(
-            one.plain,
-            techniques=(FusedOptimizer(),),
-            step_seconds=one.plain.predicted["step_seconds"] / 1.5,
-            exactness=Exactness.ROUNDING,
-        )
+        faster = one.plain.predicting(step_seconds=one.plain.predicted["step_seconds"] / 1.5)
+        fast = replace(faster, techniques=(FusedOptimizer(),), exactness=Exactness.ROUNDING)
         idle, passed = Budget(memory=100 * one.plain.predicted["process_bytes"]), []  # type: ignore[var-annotated]
         assert (chooser.smaller(fast, passed, idle, [one.plain]) == one.plain) == (busy > 0) == bool(passed)
 
