@@ -161,7 +161,7 @@ def test_the_library_fits_and_verifies_what_it_can_not_look_at(monkeypatch: pyte
 def test_a_plan_without_a_look_is_read_back_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("shoestring.training.evidence.rehearse.blocks", fail)
     shoestring.plan(made_job()).chosen.save(tmp_path / "plan.json")
-    assert not load_plan(tmp_path / "plan.json").looked
+    assert not load_plan(tmp_path / "plan.json").details.looked
 
 
 class Hostile:
