@@ -200,14 +200,8 @@ def test_a_plan_is_no_faster_than_plain_by_less_than_the_steps_were_held_up() ->
     for busy in (0.0, 0.9):
         one = room(busy)
         chooser = Chooser(one, one.predictor.evidence.ledger)
-<<<<<<< HEAD
-        fast = replace(one.plain, techniques=(FusedOptimizer(),), exactness=Exactness.ROUNDING).predicting(
-            step_seconds=one.plain.predicted["step_seconds"] / 1.5
-        )
-=======
         faster = one.plain.predicting(step_seconds=one.plain.predicted["step_seconds"] / 1.5)
         fast = replace(faster, techniques=(FusedOptimizer(),), exactness=Exactness.ROUNDING)
->>>>>>> train
         idle, passed = Budget(memory=100 * one.plain.predicted["process_bytes"]), []  # type: ignore[var-annotated]
         assert (chooser.smaller(fast, passed, idle, [one.plain]) == one.plain) == (busy > 0) == bool(passed)
 
