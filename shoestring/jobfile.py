@@ -237,9 +237,14 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
     assert spec is not None and spec.loader is not None, "a path to a file has a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with suppress(ValueError):
-        sys.path.remove(folder or ".")
-    sys.path.insert(0, folder or ".")  # and it stays there: functions of the job may import neighbouring modules later
+    if not within_package(
+        folder
+    ):  # our own neighbours would hide the user's modules of the same name, such as losses.py
+        with suppress(ValueError):
+            sys.path.remove(folder or ".")
+        sys.path.insert(
+            0, folder or "."
+        )  # and it stays there: functions of the job may import neighbouring modules later
     try:
         spec.loader.exec_module(module)
         own = inspect.signature(module.job).parameters
@@ -267,6 +272,12 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
     )
     bound.apply_defaults()
     return replace(job, origin=Origin(str(path), tuple(values.items()), tuple(spread(bound.arguments, own).items())))
+
+
+def within_package(folder: str) -> bool:
+    """Whether a folder is part of shoestring, as those of built-in jobs are."""
+    package = os.path.dirname(os.path.realpath(__file__))
+    return os.path.commonpath([package, os.path.realpath(folder or ".")]) == package
 
 
 def spread(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:

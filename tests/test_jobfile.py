@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from shoestring import Mistake
-from shoestring.jobfile import flags_of, loaded_job, parsed_flags
+from shoestring.jobfile import flags_of, job_path, loaded_job, parsed_flags
 
 SOURCE = "def job(width: int = 4, rate: float = 0.1, name: str = 'a', fast: bool = False, *, some_more=3): return 1\n"
 
@@ -99,3 +100,17 @@ def test_an_argument_that_is_no_flag_is_told(tmp_path: Path, written: str, said:
     path.write_text(f"def job({written}): ...")
     with pytest.raises(Mistake, match=f"the argument 'b' of job {said}"):
         flags_of(path)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_only_a_users_job_file_brings_its_folder_to_the_path(
+    ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules of ours, such as losses.py beside the job of `distill`, would hide the user's of the same name."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\nfrom shoestring import Job\ndef job() -> Job: return Job(model=lambda: nn.Linear(2, 2), data=[])\n"
+    )
+    before, file = list(sys.path), job_path("gpt") if ours else str(tmp_path / "mine.py")
+    loaded_job(file, {})
+    assert [one for one in sys.path if one not in before] == ([] if ours else [str(tmp_path)])

@@ -189,7 +189,7 @@ def test_planning_makes_a_list_of_batches_once() -> None:
 
     outcome = api.plan(linear(data, steps=3, epochs=1), "8GiB")
     assert len(made) == 1 and "largest of 3 batches" in outcome.chosen.basis
-    assert outcome.as_json()["lengths"]["largest"][0]["number"] == 1
+    assert outcome.as_json()["chosen"]["details"]["lengths"]["largest"][0]["number"] == 1
 
 
 def test_a_batch_that_was_not_planned_for_is_told_of_once_and_before_its_step() -> None:
