@@ -64,7 +64,7 @@ def test_an_allocation_is_one_of_the_options_it_was_chosen_from() -> None:
     source, given, cost = studied("mlp")
     chosen = plan_compression(cost, source.model, given.checked, ("Quantize()",)).chosen.details.cost
     assert chosen.choice is chosen.choice
-    for name, taken in chosen.details.allocation.items():
+    for name, taken in chosen.allocation.items():
         assert any(one.what is taken.what and one.damages == taken.damages for one in chosen.options[name])
         if taken.damage and (name, taken.what.label) in chosen.study.damages:
             assert taken.damages == chosen.study.damages[name, taken.what.label], "its damage was measured"

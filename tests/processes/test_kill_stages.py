@@ -18,7 +18,7 @@ from shoestring.runs.event import Event
 from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.pipeline.pipeline import Pipeline
-from shoestring.training.plan import Plan
+from shoestring.training.plan import training_plan
 from tests.commands.test_main import answer
 from tests.processes import test_kill_matrix as matrix
 from tests.processes.group.test_launch import LifeClock, suspended_at
@@ -99,7 +99,9 @@ UNDISTURBED: dict[str, dict[str, Any]] = {}
 def trained(place: Path, use: str, *words: object) -> dict[str, Any]:
     """What a run of a saved plan reports; planning is tested elsewhere, and would take most of the time."""
     (place / "job.py").write_text(JOB)
-    Plan(PLANS[use], 1, 1, 1.0, Exactness.CHANGED).save(place / "plan.json")
+    training_plan(PLANS[use], Exactness.CHANGED, peak_bytes=1, process_bytes=1, step_seconds=1.0).save(
+        place / "plan.json"
+    )
     words = ("--plan", "plan.json", "--devices", 4 if use in (FOUR, SHORT) else 2, *words)
     return answer("train", "job.py", "--run", "run", "--save-every", EVERY, *words, cwd=place)
 

@@ -21,6 +21,7 @@ from shoestring.runs.request import Request
 from shoestring.training.commands import run_plan
 from shoestring.training.execution import job_planning
 from shoestring.training.options import WorkerOptions
+from shoestring.training.plan import training_plan
 
 
 @pytest.mark.parametrize(("count", "devices", "each"), [(6, 2, "3"), (6, 4, "1"), (1, 3, "1"), (8, 1, "8")])
@@ -50,11 +51,11 @@ def test_planning_again_after_memory_ran_out_knows_how_many_workers_are_here(
         asked.update(named)
         raise Mistake("enough")
 
-    monkeypatch.setattr(job_planning, "planned", plan)
+    monkeypatch.setattr(job_planning, "plan_job", plan)
     workers = WorkerOptions(devices=3, nodes="10.0.0.1:29400,0/4").team({})
     call = Call("train", json=True)
     held = SimpleNamespace(folder=Folder(tmp_path), request=Request(job="job.py", memory=2**30))
     said = run_plan.after_memory_ran_out(
-        call, workers, None, held, SimpleNamespace(process_bytes=2**29, looked=True), "memory ran out"
+        call, workers, None, held, training_plan(process_bytes=2**29), "memory ran out"
     )  # type: ignore[arg-type]
     assert (asked["devices"], asked["here"]) == (12, 3) and "led to nothing: enough" in said

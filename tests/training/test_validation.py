@@ -142,7 +142,7 @@ def test_the_memory_of_a_validation_is_rehearsed_to_the_byte_under_every_techniq
         assert validation(predicted) and not predicted.unvalidated, plan
         without = rehearse(replace(made, held_out=None, metrics=None), plan)
         higher += peak(predicted).moment.phase == VALIDATE
-        assert blocks_of(predicted) == blocks_of(without) and predicted.flops == without.predicted["flops"], plan
+        assert blocks_of(predicted) == blocks_of(without) and predicted.flops == without.flops, plan
         assert (predicted.moved, predicted.sent, predicted.draws) == (without.moved, without.sent, without.draws), plan
         assert mixed or moments(predicted)[: len(without.marks)] == moments(without), plan
     assert higher
@@ -176,7 +176,7 @@ def test_a_plan_tells_where_validation_is_its_peak_and_how_long_it_takes() -> No
     assert plan.predicted["validation_seconds"] > 0 and plan.predicted["training_seconds"] > 0
     assert "validation_seconds" in plan.as_json() and "validation_seconds" not in without.as_json()
     assert (plan.predicted["flops"], plan.predicted["traffic_bytes"], plan.predicted["step_seconds"]) == (
-        without.predicted["flops"],
+        without.flops,
         without.predicted["traffic_bytes"],
         without.predicted["step_seconds"],
     )
@@ -185,7 +185,7 @@ def test_a_plan_tells_where_validation_is_its_peak_and_how_long_it_takes() -> No
 def test_what_of_a_validation_is_not_in_the_plan_is_told() -> None:
     looks = planned(metrics=lambda output, batch: {"hits": (output.argmax(1) == batch[1]).float().mean().item()})
     assert "validation is part of the tensors up to where fake ones could not run it (LooksAtValues" in looks.basis
-    assert looks.where.startswith("validation, ")
+    assert looks.details.where.startswith("validation, ")
     own = planned(held_out=None, metrics=None, validate=lambda model: {"hits": 1.0})
     assert "validation is not part of the tensors (validate=... may do anything" in own.basis
 

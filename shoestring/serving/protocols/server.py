@@ -124,9 +124,10 @@ class Server:
     async def drain(self) -> None:
         """Take no new connections, and answer what was accepted."""
         assert self.front is not None and self.listener is not None, "it was started"
-        self.tell(ServerDraining("", sum(one.is_answering for one in self.connections)))
         self.front.stop()
         self.listener.close()
+        await asyncio.sleep(0)  # uvloop closes the socket at the end of a round of its loop
+        self.tell(ServerDraining("", sum(one.is_answering for one in self.connections)))
         for one in self.connections:
             one.shutdown()
         while self.state.tasks:
