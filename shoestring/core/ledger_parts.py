@@ -141,6 +141,7 @@ class Trait:
     SPARSE_GRADIENTS: Final = "sparse gradients"
     COMPLEX_WEIGHTS: Final = "complex weights"
     NOT_RECOMPUTABLE: Final = "can't be recomputed"
+    CACHES: Final = "its blocks fill a key-value cache"
     FUSED_ALREADY: Final = "fused already"
     HAS_FUSED_KERNEL: Final = "has a fused kernel"
 

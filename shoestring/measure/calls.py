@@ -94,6 +94,13 @@ def without_caches(value: Any) -> Any:
     return None if any(map(is_cache, type(value).__mro__)) else value
 
 
+def holds_cache(value: Any) -> bool:
+    """Whether `without_caches` changes a value."""
+    if isinstance(value, tuple):
+        return any(map(holds_cache, value))
+    return any(map(is_cache, type(value).__mro__))
+
+
 def is_cache(kind: type) -> bool:
     return kind.__name__.endswith("Cache") and kind.__module__.partition(".")[0] in (
         "transformers",

@@ -39,6 +39,7 @@ from shoestring.core.private import (
 )
 from shoestring.core.run import Run
 from shoestring.core.run_state import KeepsAverages, LivesOnDisk
+from shoestring.measure.calls import holds_cache
 from shoestring.measure.fake import WORKSPACES, Stage
 from shoestring.measure.holdings import Holders
 
@@ -360,10 +361,13 @@ def watch_run(run: Run, tracker: Tracker, holders: Holders) -> Run:
 
     def forward(model: nn.Module, batch: Batch) -> Any:
         tracker.look(tracker.begin)
-        with visits_told(
-            run,
-            lambda name: tracker.look(tracker.enter, name),
-            lambda name, output: tracker.look(tracker.leave, output),
+        with (
+            caches_noted(run, tracker.log.traits),
+            visits_told(
+                run,
+                lambda name: tracker.look(tracker.enter, name),
+                lambda name, output: tracker.look(tracker.leave, output),
+            ),
         ):
             return run.forward(model, batch)
 
@@ -399,6 +403,22 @@ def visits_told(run: Run, enter: Callable[[str], None], leave: Callable[[str, An
             block.register_forward_hook(lambda module, args, output, name=name: left(name, output)),
         )
     ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def caches_noted(run: Run, traits: set[str]) -> Iterator[None]:
+    """While inside, a key-value cache that a block is given is noted as a trait."""
+
+    def look(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if holds_cache((args, tuple(named.values()))):
+            traits.add(Trait.CACHES)
+
+    hooks = [block.register_forward_pre_hook(look, with_kwargs=True) for block in run.blocks.values()]
     try:
         yield
     finally:

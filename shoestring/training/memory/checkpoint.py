@@ -23,6 +23,7 @@ from torch import nn
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import NO_BLOCK_RUNS, Block, Ledger
 from shoestring.core.ledger_parts import Trait
 from shoestring.core.run import Run
@@ -83,6 +84,10 @@ class Checkpoint(TrainingTechnique):
         if numbers and numbers[-1] >= len(ledger.inside):
             return f"the schedule names block {numbers[-1]} and the model has {len(ledger.inside)} blocks"
         return ""
+
+    def exactness(self, ledger: Ledger) -> Exactness:
+        # Blocks of transformers' decoders are computed without their key-value cache: keys lie otherwise in memory then
+        return Exactness.ROUNDING if ledger.has(Trait.CACHES) else Exactness.BITS
 
     def numbers(self, count: int) -> Schedule:
         """The schedule over `count` blocks."""

@@ -90,6 +90,8 @@ class OffloadModel(TrainingTechnique):
         # A head split by rows sums in another order; an embedding does not, but its norm does where the job clips
         trained, rows = trained_weights(ledger), ledger.columns.unchanged  # with unchanged names
         outside = [block.name for block in rows[0 if ledger.has(Trait.CLIPS) else 1 :] if not block.inside]
+        if ledger.has(Trait.CACHES):  # without it, keys and values lie otherwise in memory
+            return Exactness.ROUNDING
         return Exactness.ROUNDING if any(trained[name] > 4 * CHUNK for name in outside) else Exactness.BITS
 
     def drift(self, ledger: Ledger) -> float:
