@@ -18,7 +18,7 @@ from shoestring.federated.prepare import Prepared, plain_cost
 from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Order, Updates
 from shoestring.federated.simulation.cohort import MethodChoice, MethodDiffers, sequential_choice
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.federated.techniques.private.release import NORM_OF_DEVICES
+from shoestring.federated.techniques.private.release import NORM_OF_DEVICES, SHOWN_EXACTLY
 from shoestring.planning.choose import Chooser, asked_for, best_or_asked
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.planning.room import Candidate, Room
@@ -167,9 +167,10 @@ def plan_federation(
         room = FederatedRoom(given, cost, offers.kinds)
         plain = room.confirm(asked_for((), cost))
         outcome = best_or_asked(Chooser(room, cost), budget, plain, techniques)
-        if techniques is None and given.asked.epsilon is not None:
-            warnings = (*outcome.chosen.warnings, NORM_OF_DEVICES)
-            outcome = replace(outcome, chosen=replace(outcome.chosen, warnings=warnings))
+        if given.asked.epsilon is not None:
+            chosen = outcome.chosen
+            warnings = (*chosen.warnings, SHOWN_EXACTLY, *(NORM_OF_DEVICES,) * (techniques is None))
+            outcome = replace(outcome, chosen=replace(chosen, warnings=warnings))
         return PlannedFederation(outcome, given)
     finally:
         clear_caches()

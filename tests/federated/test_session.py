@@ -22,7 +22,7 @@ import shoestring
 from shoestring.commands.main import run as command
 from shoestring.core.errors import Mistake
 from shoestring.federated.events import RoundFinished
-from shoestring.federated.techniques.private.release import NORM_OF_DEVICES
+from shoestring.federated.techniques.private.release import NORM_OF_DEVICES, SHOWN_EXACTLY
 from shoestring.privacy.account import epsilon_of, epsilon_spent
 from shoestring.privacy.ledger import NAME, PrivacyLedger
 from shoestring.runs.checkpoints import draft, newest_good, publish
@@ -229,7 +229,8 @@ def test_noise_from_a_seed_is_called_what_it_is_everywhere(
 
 
 def test_a_clipping_norm_that_was_chosen_by_real_updates_is_told_of(file: Path, tmp_path: Path) -> None:
-    assert NORM_OF_DEVICES in run(file, tmp_path / "chosen", **PRIVATE)["warnings"]
+    warnings = run(file, tmp_path / "chosen", **PRIVATE)["warnings"]
+    assert NORM_OF_DEVICES in warnings and SHOWN_EXACTLY in warnings
     assert "clipping norm was chosen" in page(report_of(tmp_path / "chosen"))
     given = ["Clip(norm=0.5)", "GaussianNoise(multiplier=3.0)"]
     assert NORM_OF_DEVICES not in run(file, tmp_path / "given", use=given, **PRIVATE)["warnings"]

@@ -163,6 +163,10 @@ class RunLedger:
         return own if self.opened.runs < 2 else own | {"epsilon_in_all": self.opened.epsilon(exactly=exactly)}
 
 
+SHOWN_EXACTLY = (
+    "epsilon covers the weights. The losses, metrics and counts of devices that the run shows have no noise: of two runs that "
+    "differ by one device, they tell that device's loss. Show them to nobody who must not know it"
+)
 NORM_OF_DEVICES = (
     "the clipping norm was chosen by a few devices' real updates, which epsilon does not count, and is in the plan: give it by "
     "--use 'Clip(norm=...)' and GaussianNoise, or let AdaptiveClip find it privately"
