@@ -301,7 +301,7 @@ def test_a_resealed_report_of_a_finished_run_is_told_to_a_script(file: Path, tmp
     odd: list[dict[str, Any]] = [{"losses": None}, {"losses": "abc"}, {"metrics": 5}, {"after": "x"}]
     for said in odd:
         folder.write("report.json", report | said)
-        with pytest.raises(Mistake, match=r"report.json says what can't be"):
+        with pytest.raises(Mistake, match=r"report.json has impossible content"):
             run(file, tmp_path / "run", use=[])
 
 
