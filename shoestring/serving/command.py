@@ -118,11 +118,12 @@ def text_of(outcome: ServingOutcome, command: ServeCommand) -> str:
 def heard(call: Call, event: Event) -> None:
     """Tell of what happens while it serves."""
     from shoestring.core.units import bytes_text, seconds_text
+    from shoestring.runs.event import Warned
     from shoestring.serving.events import Listening, Served, ServerChanged
 
     if isinstance(event, Listening):
         say(call, f"{event.model} answers at {event.url} ({event.replicas} replicas, {bytes_text(event.bytes)})")
-    elif isinstance(event, ServerChanged):
+    elif isinstance(event, ServerChanged | Warned):
         warn([event.text])
     elif isinstance(event, Served):
         refused = f", {event.refused:,} refused" * bool(event.refused)

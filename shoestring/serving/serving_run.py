@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shoestring.core.technique import built
+from shoestring.core.units import bytes_text
 from shoestring.planning.plan import read_plan
 from shoestring.processes.launch import run_worker
-from shoestring.runs.event import Begun, Event, Planning, Stopped
+from shoestring.runs.event import Begun, Event, Planning, Stopped, Warned
 from shoestring.runs.events import Events, note
 from shoestring.runs.session import Execution, Session
 from shoestring.serving.batching.admission import AffineTime
@@ -93,10 +94,11 @@ class ServingRun(Execution[ServingPlan, ServingResult]):
 
         def begun(server: Server) -> None:
             tell(Begun(pid=os.getpid(), steps=0, step=0, how=str(plan)))
+            held, most = bytes_of_tree(os.getpid()), self.asked.budget().memory
+            if most is not None and held > most:
+                tell(Warned(f"all processes together have {bytes_text(held)}, more than {bytes_text(most)}"))
             url = server.url.partition("?")[0]
-            tell(
-                Listening(url=url, model=name, replicas=deployment_of(plan).replicas, bytes=bytes_of_tree(os.getpid()))
-            )
+            tell(Listening(url=url, model=name, replicas=deployment_of(plan).replicas, bytes=held))
 
         name = self.listen.name or self.source.name
         serve({name: spec_of(self.source, plan, self.asked, self.folder)}, config_of(self.listen), happened, begun)

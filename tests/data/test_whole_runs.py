@@ -94,7 +94,7 @@ def test_a_run_with_workers_has_the_weights_of_one_without_and_leaves_no_process
     plain, ahead = json.loads(alone.stdout), json.loads(helped.stdout)
     assert plain["weights_sha256"] == ahead["weights_sha256"] and plain["losses"] == ahead["losses"]
     assert ahead["measured"]["peak_bytes"] == ahead["predicted"]["peak_bytes"]
-    assert "not counted: 2 processes for loading data, and up to 4 batches ahead in shared memory" in ahead["sure"]
+    assert "not counted: 2 processes for loading data, and up to 4 batches ahead in shared memory" in ahead["basis"]
     left = [path for path in Path("/proc").glob("[0-9]*") if str(tmp_path) in working_folder(path)]
     assert not left
 
