@@ -347,7 +347,7 @@ def test_a_run_of_a_job_file_measures_what_was_predicted_with_all_that_the_file_
     with random_state.kept():
         found = training.train(TrainTask(file=str(file)), lambda event: None)
     assert found.measured["peak_bytes"] == predicted.bytes
-    assert predicted.parts["constants"] == 5000 * 4 + (8 * 3 + 8 + 64 * 8 + 8) * 4
+    assert dict(predicted.parts)["constants"] == 5000 * 4 + (8 * 3 + 8 + 64 * 8 + 8) * 4
 
 
 def test_a_mapped_file_and_a_tensor_without_memory_take_none(tmp_path: Path) -> None:
