@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shoestring.compression.calibration.calibration import same
-from shoestring.compression.calibration.fidelity import MEASURES, Fidelity, FidelitySums
+from shoestring.compression.calibration.fidelity import MEASURES, Fidelity, FidelitySums, error_among_few
 from shoestring.compression.calibration.latency import Latency, latencies, one_sample
 from shoestring.compression.calibration.metric import (
     BatchMetrics,
@@ -280,7 +280,7 @@ class CompressSession:
                 n=one.count,
                 samples=one.samples,
                 standard_error=one.standard_error,
-                predicted_standard_error=guess.standard_error if guess is not None else None,
+                predicted_standard_error=error_among_few(guess, one) if guess is not None else None,
                 mean=Amount(guess.mean if guess is not None else None, one.mean),
                 worst=Amount(guess.worst if guess is not None else None, one.worst),
             )
