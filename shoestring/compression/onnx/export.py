@@ -86,8 +86,9 @@ def export_onnx(
 
     `forward(model, batch)` is the job's call of the model. The batch's tensors become graph inputs and all tensors it
     returns become outputs, except losses and labels. Batch size and lengths are dynamic axes as far as the model allows
-    it: if it refuses the other sizes on which the file is compared, fewer are. `fast`: linear layers and convolutions compute in int8, calibrated on `calibration` or else the
-    batch (see `fast.py`); if such a file is not `enough`, convolutions stay in float32, with a message.
+    it: if it refuses the other sizes on which the file is compared, fewer are. `fast`: linear layers and convolutions
+    compute in int8, calibrated on `calibration` or else the batch (see `fast.py`); if such a file is not `enough`,
+    convolutions stay in float32, with a message.
     """
     require("onnx")
     if any(isinstance(one, EarlyExitModel) for one in model.modules()):
@@ -353,7 +354,7 @@ def open_shape(tensor: Tensor, most: int = EVERY_AXIS) -> dict[int, Any] | None:
     of ids, of audio (batch, samples), of vectors (batch, length, features) and of features (batch, features, length).
     torch fixes those on which the model has weights."""
     sizes = range(min(tensor.ndim if tensor.ndim <= EVERY_AXIS else 1, most))
-    return {at: torch.export.Dim.AUTO for at in sizes} or None
+    return dict.fromkeys(sizes, torch.export.Dim.AUTO) or None
 
 
 def onnx_program(
