@@ -300,6 +300,14 @@ class CompressSession:
             worst=Amount(None if checked is None or self.healed else checked.worst, found.worst),
         )
 
+    def no_smaller(self, size: int) -> tuple[str, ...]:
+        """Message about techniques that the user named and that save no bytes: of a small model, the description of its
+        new structure can take more than was cut."""
+        plain = int(self.plain.numbers()["size_bytes"])
+        if not self.asked.use or size < plain:
+            return ()
+        return (f"{self.plan} makes the folder no smaller: {size:,} bytes, where the model as it is takes {plain:,}",)
+
     def report(self, measured: CompressedMeasurement, folder: Path) -> CompressReport:
         """The whole report, as printed by `compress --json`."""
         told, plan, plain = self.figures(measured), self.plan, self.plain
@@ -324,7 +332,13 @@ class CompressSession:
             asked={one.name: one.value for one in self.asked.budget.limits()}
             | ({"metric": str(self.asked.floor)} if self.asked.floor is not None else {}),
             missed=tuple(self.missed_limits(measured)),
-            notes=(*self.source.notes, *self.given.notes, *plan.details.cost.told, *measured.notes),
+            notes=(
+                *self.source.notes,
+                *self.given.notes,
+                *plan.details.cost.told,
+                *measured.notes,
+                *self.no_smaller(measured.size),
+            ),
             files=(TENSORS, MANIFEST),
         )
 

@@ -204,6 +204,17 @@ def test_a_matrix_without_rows_stops_no_technique(use: str | None, tmp_path: Pat
     assert [one["bytes"] for one in small.report["layers"] if one["name"] == "rows"] == [0]
 
 
+def test_a_technique_that_saves_no_bytes_is_told(tmp_path: Path) -> None:
+    job = job_for(lambda: nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)), vectors(16))
+    pruned, half = (
+        shoestring.compress(job, tmp_path / use[:4], use=[use], samples=32).report
+        for use in ("Prune(neurons=0.5)", "Half()")
+    )
+    assert pruned["size_bytes"]["measured"] > pruned["plain"]["size_bytes"]
+    assert any("makes the folder no smaller" in one for one in pruned["notes"])
+    assert not any("makes the folder no smaller" in one for one in half["notes"])
+
+
 def eight_bit_floats() -> nn.Module:
     model = nn.Sequential(nn.Linear(16, 4), Wider())
     model.unused = nn.Parameter(torch.zeros(4, 4, dtype=torch.float8_e4m3fn), requires_grad=False)
