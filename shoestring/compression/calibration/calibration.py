@@ -149,6 +149,7 @@ class Calibration:
         with torch.no_grad(), record_usage(self.model, self.weights, self.scratch) as usage:
             for batch in self.batches:
                 self.forward(self.model, batch)
+        trim()  # activations
         return usage
 
     @cached_property
