@@ -14,7 +14,7 @@ from shoestring.compression.calibration.calibration import Calibration, perfect_
 from shoestring.compression.calibration.fidelity import Fidelity, FidelitySums
 from shoestring.compression.calibration.latency import Latency, latencies, one_sample
 from shoestring.compression.calibration.output_kinds import AUTO, measures_of
-from shoestring.compression.calibration.scratch import ScratchTensor
+from shoestring.compression.calibration.scratch import ScratchTensor, trim
 from shoestring.compression.catalogue import CATALOGUE, clash
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.manifest import numbers_bytes
@@ -145,21 +145,22 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
             ]
         made, comparison = compress_model(techniques, cost, self.first).model, FidelitySums(study.measures)
         for batch, wanted in zip(self.batches, self.wanted, strict=True):
-            comparison.add(
-                study.said([batch], made)[0], {name: self.first.scratch.read(place) for name, place in wanted.items()}
-            )
+            found = study.said([batch], made)[0]
+            trim()  # of the forward pass, before as much is read: outputs can be as large as the model
+            comparison.add(found, {name: self.first.scratch.read(place) for name, place in wanted.items()})
+            del found
         if not comparison.finite and not self.budget.broken(
             cost.known
         ):  # otherwise it is only shown, as the nearest plan
             raise Mistake("the compressed model's outputs have numbers that are not finite: allow more bytes")
-        found = comparison.fidelity
+        fidelity = comparison.fidelity
         if self.budget.latency is None:
-            return found, None
+            return fidelity, None
         mine, plain = latencies(
             [made, self.original], study.forward, study.sample
         )  # called alternately, because the machine's speed changes over time
         self.timed = mine if self.timed is None or mine.busy > self.timed.busy else self.timed
-        return found, mine.p50 / plain.p50 * self.first.clock.median - cost.known["median_seconds"]
+        return fidelity, mine.p50 / plain.p50 * self.first.clock.median - cost.known["median_seconds"]
 
     def clash(self, one: CompressTechnique, other: CompressTechnique) -> str:
         return clash(one, other)

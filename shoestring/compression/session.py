@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shoestring.compression.calibration.calibration import same
-from shoestring.compression.calibration.fidelity import MEASURES, Fidelity, FidelitySums
+from shoestring.compression.calibration.fidelity import MEASURES, Fidelity, FidelitySums, error_among_few
 from shoestring.compression.calibration.latency import Latency, latencies, one_sample
 from shoestring.compression.calibration.metric import (
     BatchMetrics,
@@ -280,7 +280,7 @@ class CompressSession:
                 n=one.count,
                 samples=one.samples,
                 standard_error=one.standard_error,
-                predicted_standard_error=guess.standard_error if guess is not None else None,
+                predicted_standard_error=error_among_few(guess, one) if guess is not None else None,
                 mean=Amount(guess.mean if guess is not None else None, one.mean),
                 worst=Amount(guess.worst if guess is not None else None, one.worst),
             )
@@ -299,6 +299,14 @@ class CompressSession:
             mean=Amount(None if damage is None else 1 - damage, found.mean),
             worst=Amount(None if checked is None or self.healed else checked.worst, found.worst),
         )
+
+    def no_smaller(self, size: int) -> tuple[str, ...]:
+        """Message about techniques that the user named and that save no bytes: of a small model, the description of its
+        new structure can take more than was cut."""
+        plain = int(self.plain.numbers()["size_bytes"])
+        if not self.asked.use or size < plain:
+            return ()
+        return (f"{self.plan} makes the folder no smaller: {size:,} bytes, where the model as it is takes {plain:,}",)
 
     def report(self, measured: CompressedMeasurement, folder: Path) -> CompressReport:
         """The whole report, as printed by `compress --json`."""
@@ -324,7 +332,13 @@ class CompressSession:
             asked={one.name: one.value for one in self.asked.budget.limits()}
             | ({"metric": str(self.asked.floor)} if self.asked.floor is not None else {}),
             missed=tuple(self.missed_limits(measured)),
-            notes=(*self.source.notes, *self.given.notes, *plan.details.cost.told, *measured.notes),
+            notes=(
+                *self.source.notes,
+                *self.given.notes,
+                *plan.details.cost.told,
+                *measured.notes,
+                *self.no_smaller(measured.size),
+            ),
             files=(TENSORS, MANIFEST),
         )
 

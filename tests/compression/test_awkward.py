@@ -103,6 +103,18 @@ class Paired(nn.Module):
         return (self.both(x, x) * self.scale[0]) @ self.scale[1]
 
 
+class WithNothing(nn.Module):
+    """A matrix without rows, a layer of a single number, and a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.gain = nn.Parameter(torch.empty(0, 16)), nn.Parameter(torch.tensor(1.5))
+        self.one, self.head = nn.Linear(1, 1), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.cat([x, x @ self.rows.T], 1) * self.gain) + self.one(x[:, :1])
+
+
 def encoder() -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
 
@@ -132,6 +144,7 @@ WORKING: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], An
     "torch's own transformer": (lambda: Last(encoder(), 16), vectors(64)),
     "attention": (lambda: Told(nn.Sequential(nn.Embedding(40, 16), Itself()), 16), words),
     "bilinear, and a list of parameters": (Paired, vectors(16)),
+    "a matrix without rows": (WithNothing, vectors(16)),
     "float64": (lambda: nn.Sequential(Wider(), nn.Linear(16, 4).double()), vectors(16)),
 }
 
@@ -181,6 +194,25 @@ def test_awkward_models_are_packed_and_answer_as_before(name: str, tmp_path: Pat
         assert torch.equal(called(loaded, batch), called(one.model, batch)) and torch.equal(
             called(dense, batch), called(loaded, batch)
         )
+
+
+@pytest.mark.parametrize("use", [None, "Codebook(bits=4)", "Int8()", "Sparsify(share=0.5)"])
+def test_a_matrix_without_rows_stops_no_technique(use: str | None, tmp_path: Path) -> None:
+    job = job_for(WithNothing, vectors(16))
+    wanted: dict[str, Any] = {"size": "4KB"} if use is None else {"use": [use]}
+    small = shoestring.compress(job, tmp_path / "small", samples=32, **wanted)
+    assert [one["bytes"] for one in small.report["layers"] if one["name"] == "rows"] == [0]
+
+
+def test_a_technique_that_saves_no_bytes_is_told(tmp_path: Path) -> None:
+    job = job_for(lambda: nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)), vectors(16))
+    pruned, half = (
+        shoestring.compress(job, tmp_path / use[:4], use=[use], samples=32).report
+        for use in ("Prune(neurons=0.5)", "Half()")
+    )
+    assert pruned["size_bytes"]["measured"] > pruned["plain"]["size_bytes"]
+    assert any("makes the folder no smaller" in one for one in pruned["notes"])
+    assert not any("makes the folder no smaller" in one for one in half["notes"])
 
 
 def eight_bit_floats() -> nn.Module:

@@ -127,8 +127,8 @@ class Calibration:
 
     @cached_property
     def storable(self) -> tuple[Weight, ...]:
-        """The weights that a technique may store in another format."""
-        return tuple(weight for weight in self.weights if weight.name not in self.too_large)
+        """The weights that a technique may store in another format: those that have numbers, and none too large."""
+        return tuple(weight for weight in self.weights if weight.count and weight.name not in self.too_large)
 
     @property
     def left_plain(self) -> tuple[str, ...]:
@@ -149,6 +149,7 @@ class Calibration:
         with torch.no_grad(), record_usage(self.model, self.weights, self.scratch) as usage:
             for batch in self.batches:
                 self.forward(self.model, batch)
+        trim()  # activations
         return usage
 
     @cached_property

@@ -204,6 +204,20 @@ def variance_of_mean(samples: Tensor, batches: Tensor) -> float | None:
     return of_batches if of_batches > by_chance * of_samples else of_samples
 
 
+def error_among_few(few: OutputFidelity, many: OutputFidelity) -> float | None:
+    """Standard error of the mean of a few samples, when more of the same kind are known. A few may have missed the rare
+    samples that hold most of the damage (of a model that is sure of nearly all answers); then their own variance is too
+    small, and that of the many counts.
+
+    >>> few, many = (OutputFidelity("y", KL, 1.0, 1.0, n, n, error) for n, error in ((100, 0.1), (400, 0.2)))
+    >>> error_among_few(few, many), error_among_few(many, few)
+    (0.4, 0.2)
+    """
+    if few.standard_error is None or many.standard_error is None or few.samples >= many.samples:
+        return few.standard_error
+    return max(few.standard_error, many.standard_error * math.sqrt(many.samples / few.samples))
+
+
 def vectors_in(tensor: Tensor, how: OutputMeasure) -> int:
     """How many vectors an output has, or how many numbers if each is compared by itself.
 

@@ -27,6 +27,7 @@ from torch.nn import functional
 
 from shoestring.compression.calibration.fidelity import Forward
 from shoestring.compression.calibration.probe import first_samples
+from shoestring.compression.calibration.scratch import trim
 from shoestring.compression.calibration.weight_usage import Usage, Weight, record_usage
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.kinds import KINDS
@@ -180,13 +181,15 @@ class LatencyTimer:
         if key not in self.known:
             with torch.no_grad():
                 self.known[key] = self.extra_seconds(stored, usage.kinds, rows, looked_up)
+            trim()
         return self.known[key] * max(usage.calls, 1)  # some uses are not recorded, such as those in an LSTM
 
     def extra_seconds(self, stored: Stored, kinds: set[str], rows: int, looked_up: Tensor | None) -> float:
         """Measure the extra seconds of one use.
 
         A model uses all its other weights before it uses the same one again, so it is rarely in the CPU cache. To
-        imitate that, calls alternate between copies. A freshly decoded weight is in the cache, which speeds up its
+        imitate that, calls alternate between copies, of half the model's bytes at most: the search should not take much
+        more memory than the model. A freshly decoded weight is in the cache, which speeds up its
         product.
         """
 
@@ -197,13 +200,14 @@ class LatencyTimer:
             form = blank()
             return time_call(lambda: form.rows(looked_up), TRIED, least=5).p50
         size = prod(stored.shape) * stored.dtype.itemsize
-        copies = [blank() for _ in range(min(max(1, -(-min(self.bytes, CACHED) // max(size, 1))), MOST))]
+        copies = [blank() for _ in range(min(max(1, -(-min(self.bytes // 2, CACHED) // max(size, 1))), MOST))]
         if kinds != {"linear"} or len(stored.shape) != 2:
             return median_of_cycle([one.dense for one in copies])
         x = torch.ones(max(rows, 1), stored.shape[1], dtype=stored.dtype)
-        dense = [torch.ones(stored.shape, dtype=stored.dtype) for _ in copies]
-        return median_of_cycle([partial(one.linear, x, None) for one in copies]) - median_of_cycle(
-            [partial(functional.linear, x, one) for one in dense]
+        count, packed = len(copies), median_of_cycle([partial(one.linear, x, None) for one in copies])
+        del copies  # before as many dense ones are made
+        return packed - median_of_cycle(
+            [partial(functional.linear, x, torch.ones(stored.shape, dtype=stored.dtype)) for _ in range(count)]
         )
 
 

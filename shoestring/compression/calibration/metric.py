@@ -85,7 +85,7 @@ def parse_floor(written: str) -> Floor:
     >>> parse_floor("accuracy>=0.91")
     Floor(name='accuracy', least=True, value=0.91)
     """
-    found = re.fullmatch(r"\s*([\w./ -]+?)\s*(>=|<=)\s*(-?[0-9.]+(?:e-?\d+)?)\s*", written)
+    found = re.fullmatch(r"\s*([\w./ -]+?)\s*(>=|<=)\s*(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*", written)
     if found is None:
         raise Mistake(
             f"--metric {written}: give a metric of the job and its bound, such as 'accuracy>=0.91' or 'loss<=1.2'"

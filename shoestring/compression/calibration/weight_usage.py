@@ -41,8 +41,8 @@ class Weight:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is a matrix worth quantizing, unlike a bias or the scale of a norm."""
-        return len(self.shape) > 1 and matrix_shape(self.shape)[1] > 1
+        """Whether it is a matrix worth quantizing, unlike a bias, the scale of a norm, or a matrix without numbers."""
+        return self.count > 0 and len(self.shape) > 1 and matrix_shape(self.shape)[1] > 1
 
 
 def weights_of(model: nn.Module) -> tuple[Weight, ...]:

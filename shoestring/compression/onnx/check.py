@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from shoestring.compression.onnx.export import reason
 from shoestring.compression.onnx.interface import Interface, named_tensors, outputs_of, replace_tensors
+from shoestring.compression.onnx.open_lengths import OtherSizes
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 
@@ -46,29 +47,37 @@ def largest_difference(
     norm: bool = False,
 ) -> float:
     """Largest difference between the file's outputs and the model's, on the batch and on batches in which every dynamic
-    dimension has another size."""
+    dimension has another size. Raises OtherSizes if one of the two can't compute those."""
     try:
         runner = session(path)
-        batches = [batch, *batches_of_other_sizes(interface.part(batch), interface.names, opened)]
-        results = [run_session(runner, interface.feed(one)) for one in batches]
+        results = [run_session(runner, interface.feed(batch))]
     except Exception as error:
         raise Mistake(
             f"onnxruntime can't run what was exported: {reason(error)}; keep the packed folder, which needs no export"
         ) from error
-    try:
-        with torch.no_grad():
-            expected = [outputs_of(forward(model, one)) for one in batches]
-    except Exception as error:
-        told = f"the model can't take other sizes, which its ONNX file leaves open ({reason(error)}): export with dynamic=False"
-        raise Mistake(told) from error
+    batches = [batch]
+    for one in batches_of_other_sizes(interface.part(batch), interface.names, opened):
+        try:
+            results.append(run_session(runner, interface.feed(one)))
+        except Exception as error:
+            raise OtherSizes(f"onnxruntime can't run other sizes of the exported model: {reason(error)}") from error
+        batches.append(one)
+    with torch.no_grad():
+        expected = [outputs_of(forward(model, batch))]
+        try:
+            expected += [outputs_of(forward(model, one)) for one in batches[1:]]
+        except Exception as error:
+            raise OtherSizes(
+                f"the model can't take other sizes, which its ONNX file leaves open: {reason(error)}"
+            ) from error
     return max(difference(one, found, norm) for one, found in zip(expected, results, strict=True))
 
 
 def batches_of_other_sizes(
     batch: Batch, names: Sequence[str], opened: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Batch]:
-    """The batch repeated, if the number of samples is dynamic; and without its last position, if the length is
-    dynamic."""
+    """The batch repeated, if the number of samples is dynamic; and without its last position, for every other axis that
+    is dynamic."""
     tensors = dict(zip(names, (one for _, one in named_tensors(batch)), strict=True))
     if any(0 in dims for dims in opened.values()):
         yield replace_tensors(
@@ -78,11 +87,16 @@ def batches_of_other_sizes(
                 for name, one in tensors.items()
             ],
         )
-    long = {name for name, one in tensors.items() if 1 in opened.get(name, ()) and one.shape[1] > 2}
-    if long:
-        yield replace_tensors(
-            batch, [one[:, :-1].contiguous() if name in long else one for name, one in tensors.items()]
-        )
+    for axis in sorted({axis for dims in opened.values() for axis in dims if axis}):
+        long = {name for name, one in tensors.items() if axis in opened.get(name, ()) and one.shape[axis] > 2}
+        if long:
+            yield replace_tensors(
+                batch,
+                [
+                    one.narrow(axis, 0, one.shape[axis] - 1).contiguous() if name in long else one
+                    for name, one in tensors.items()
+                ],
+            )
 
 
 def difference(expected: Mapping[str, Tensor], found: list[Any], norm: bool = False) -> float:
@@ -90,8 +104,9 @@ def difference(expected: Mapping[str, Tensor], found: list[Any], norm: bool = Fa
     worst = 0.0
     for (name, one), other in zip(expected.items(), found, strict=True):
         if tuple(one.shape) != other.shape:
-            raise Mistake(
-                f"output {name} has the shape {list(one.shape)} in torch and {list(other.shape)} in onnxruntime: export with dynamic=False"
+            raise OtherSizes(
+                f"output {name} has the shape {list(one.shape)} in torch and {list(other.shape)} in onnxruntime; keep the packed "
+                f"folder, which needs no export"
             )
         first, second = one.detach().double().numpy(), np.asarray(other, np.float64)
         if not first.size:

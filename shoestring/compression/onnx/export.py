@@ -32,7 +32,11 @@ from shoestring.compression.onnx.interface import (
     replace_tensors,
 )
 from shoestring.compression.onnx.open_lengths import (
+    BATCH_AXIS,
+    EVERY_AXIS,
     LENGTH,
+    NO_AXIS,
+    OtherSizes,
     answer_shapes,
     runs_alike,
     shorter_by_one,
@@ -74,7 +78,6 @@ def export_onnx(
     batch: Batch,
     target: Path,
     *,
-    dynamic: bool = True,
     fast: bool = False,
     calibration: Sequence[Batch] = (),
     enough: Callable[[Path], bool] = lambda path: True,
@@ -82,9 +85,10 @@ def export_onnx(
     """Write a model as an ONNX file.
 
     `forward(model, batch)` is the job's call of the model. The batch's tensors become graph inputs and all tensors it
-    returns become outputs, except losses and labels. `dynamic`: batch size and sequence lengths are dynamic axes if the
-    model allows it. `fast`: linear layers and convolutions compute in int8, calibrated on `calibration` or else the
-    batch (see `fast.py`); if such a file is not `enough`, convolutions stay in float32, with a message.
+    returns become outputs, except losses and labels. Batch size and lengths are dynamic axes as far as the model allows
+    it: if it refuses the other sizes on which the file is compared, fewer are. `fast`: linear layers and convolutions
+    compute in int8, calibrated on `calibration` or else the batch (see `fast.py`); if such a file is not `enough`,
+    convolutions stay in float32, with a message.
     """
     require("onnx")
     if any(isinstance(one, EarlyExitModel) for one in model.modules()):
@@ -92,15 +96,38 @@ def export_onnx(
             "an ONNX file has one graph for all samples, and of a model with exits each takes its own way: leave EarlyExit or "
             "--to out"
         )
+    model, told = without_input_quantization(model.eval())
+    interface = interface_of(model, forward, batch)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for most in (EVERY_AXIS, BATCH_AXIS, NO_AXIS):
+        try:
+            made = export_with_axes(model, forward, batch, target, interface, most, fast, calibration, enough)
+        except OtherSizes:
+            if most == NO_AXIS:
+                raise
+            continue
+        return replace(made, notes=(*told, *made.notes))
+    raise AssertionError("the last try returns or raises")
+
+
+def export_with_axes(
+    model: nn.Module,
+    forward: Forward,
+    batch: Batch,
+    target: Path,
+    interface: Interface,
+    most: int,
+    fast: bool,
+    calibration: Sequence[Batch],
+    enough: Callable[[Path], bool],
+) -> ExportedFile:
+    """Write the file with dynamic axes below `most`. Raises OtherSizes if it does not compute what the model does at other sizes."""
     from shoestring.compression.onnx.check import largest_difference
     from shoestring.compression.onnx.fast import int8_versions
 
-    model, told = without_input_quantization(model.eval())
-    interface = interface_of(model, forward, batch)
-    graph, notes = trace_graph(model, forward, batch, interface, dynamic, dense=fast)
+    graph, notes = trace_graph(model, forward, batch, interface, most, dense=fast)
     feeds = [interface.feed(one) for one in (calibration or (batch,))]
     versions = int8_versions(graph, feeds) if fast else iter([Version(graph, TOLERANCE)])
-    target.parent.mkdir(parents=True, exist_ok=True)
     with draft_file(target) as draft:
 
         def difference(version: Version) -> float:
@@ -114,7 +141,7 @@ def export_onnx(
     stated = [
         f"fast: the file's output differs from the model's by {largest:.2%} (norm of the difference by its norm, one batch)"
     ] * fast
-    return ExportedFile(target, len(written), best.tolerance, largest, (*told, *notes, *best.notes, *stated))
+    return ExportedFile(target, len(written), best.tolerance, largest, (*notes, *best.notes, *stated))
 
 
 def choose_version(
@@ -205,9 +232,10 @@ class WithWeights(nn.Module):
 
 
 def trace_graph(
-    model: nn.Module, forward: Forward, batch: Batch, interface: Interface, dynamic: bool, dense: bool = False
+    model: nn.Module, forward: Forward, batch: Batch, interface: Interface, most: int, dense: bool = False
 ) -> tuple[Any, list[str]]:
-    """The model as an ONNX graph with packed weights (`dense`: all in float32), and messages for the user."""
+    """The model as an ONNX graph with packed weights (`dense`: all in float32) and dynamic axes below `most`, and
+    messages for the user."""
     from shoestring.compression.onnx.emit import write_weight
     from shoestring.compression.onnx.graph import Graph
 
@@ -226,8 +254,8 @@ def trace_graph(
     with torch.no_grad():
         result = outputs_of(forward(plain, batch))
     called = WithWeights(TensorForward(plain, forward, interface.part(batch)), tuple(weights))
-    inputs = {name: repeat_single_sample(one) if dynamic else one for name, one in interface.feed(batch).items()}
-    asked = {name: open_shape(one) if dynamic else None for name, one in inputs.items()}
+    inputs = {name: repeat_single_sample(one) if most else one for name, one in interface.feed(batch).items()}
+    asked = {name: open_shape(one, most) for name, one in inputs.items()}
     given = [f"input_of_file_{number}" for number in range(len(inputs))]  # names that no inner tensor has
     program = onnx_program(
         called,
@@ -255,10 +283,11 @@ def trace_graph(
     )
     proto = graph.proto()
     keep_read_inputs(proto, weights)
-    if dynamic:
+    if most > BATCH_AXIS:
         proto = with_open_lengths(proto, model, forward, batch, interface, asked)
     name_axes(proto, inputs)
-    return proto, notes + ([told] if dynamic and (told := fixed_dimensions(proto.graph.input, asked)) else [])
+    told = fixed_dimensions(proto.graph.input, inputs)
+    return proto, notes + ([told] if told else [])
 
 
 def with_open_lengths(
@@ -320,11 +349,12 @@ def repeat_single_sample(tensor: Tensor) -> Tensor:
     return torch.cat([tensor, tensor]) if tensor.ndim and len(tensor) == 1 else tensor
 
 
-def open_shape(tensor: Tensor) -> dict[int, Any] | None:
-    """Dimensions that torch should keep dynamic if possible: the batch, and the length of sequences of ids or
-    vectors."""
-    sequence = tensor.ndim == 3 or (tensor.ndim == 2 and not tensor.dtype.is_floating_point)
-    return {0: torch.export.Dim.AUTO, **({1: torch.export.Dim.AUTO} if sequence else {})} if tensor.ndim else None
+def open_shape(tensor: Tensor, most: int = EVERY_AXIS) -> dict[int, Any] | None:
+    """Dimensions below `most` that torch should keep dynamic if possible: the batch, and whatever may be a length: all
+    of ids, of audio (batch, samples), of vectors (batch, length, features) and of features (batch, features, length).
+    torch fixes those on which the model has weights."""
+    sizes = range(min(tensor.ndim if tensor.ndim <= EVERY_AXIS else 1, most))
+    return dict.fromkeys(sizes, torch.export.Dim.AUTO) or None
 
 
 def onnx_program(
@@ -405,12 +435,16 @@ def open_dimensions(model: Any) -> dict[str, tuple[int, ...]]:
     }
 
 
-def fixed_dimensions(inputs: Sequence[Any], asked: Mapping[str, Mapping[int, Any] | None]) -> str:
-    """Message about dimensions that should have been dynamic (`asked`, by input) but are static."""
-    said = [
-        f"dimension {at} of {one.name} is fixed at {size.dim_value}"
-        for one in inputs
-        for at, size in enumerate(one.type.tensor_type.shape.dim)
-        if at in (asked.get(one.name) or {}) and not size.dim_param
-    ]
-    return f"{'; '.join(said)}: the model computes with that number" if said else ""
+def fixed_dimensions(inputs: Sequence[Any], tensors: Mapping[str, Tensor]) -> str:
+    """Message about dimensions that should be dynamic but are static: the batch; and lengths, which are those of ids,
+    and at least one of (batch, length, features)."""
+    said = []
+    for one in inputs:
+        tensor, sizes = tensors[one.name], one.type.tensor_type.shape.dim
+        fixed = [at for at in open_shape(tensor) or () if not sizes[at].dim_param]
+        lengths = [at for at in fixed if at]
+        if tensor.is_floating_point() and len(lengths) < EVERY_AXIS - 1:  # the others are features
+            fixed = [at for at in fixed if not at]
+        said += [f"dimension {at} of {one.name} is fixed at {sizes[at].dim_value}" for at in fixed]
+    batch = "; where it takes len(x), x.shape[0] leaves the batch open" * any("dimension 0" in one for one in said)
+    return f"{'; '.join(said)}: the model computes with that number{batch}" if said else ""

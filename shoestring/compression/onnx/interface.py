@@ -15,6 +15,7 @@ from shoestring.core.batch import Batch, mapped
 from shoestring.core.errors import Mistake
 
 Forward = Callable[[nn.Module, Any], Any]
+SEQUENCES = 3  # dimensions of (batch, length, features) or (batch, features, length)
 AXES = {0: "batch", 1: "length", 2: "height", 3: "width"}  # names of dynamic axes
 
 
@@ -178,12 +179,21 @@ def name_axes(model: Any, tensors: Mapping[str, Tensor]) -> None:
         for at, size in enumerate(one.type.tensor_type.shape.dim):
             if not size.dim_param or one.name not in tensors or size.dim_param in names:
                 continue
-            word, count = AXES.get(at, f"{one.name}_{at}"), tensors[one.name].shape[at]
+            word, count = axis_name(at, tensors[one.name], f"{one.name}_{at}", one), tensors[one.name].shape[at]
             names[size.dim_param] = word if sizes.setdefault(word, count) == count else f"{one.name}_{word}"
     for one in (*model.graph.input, *model.graph.output):
         for size in one.type.tensor_type.shape.dim:
             if size.dim_param:
                 size.dim_param = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), size.dim_param)
+
+
+def axis_name(at: int, tensor: Tensor, other: str, info: Any) -> str:
+    """What a dynamic axis of an input is. The last of three is the length if the second is fixed: (batch, features,
+    length)."""
+    second = info.type.tensor_type.shape.dim[1].dim_param if tensor.ndim > 1 else ""
+    if tensor.ndim == SEQUENCES and at == SEQUENCES - 1:
+        return other if second else "length"
+    return AXES.get(at, other)
 
 
 def replace_tensors(batch: Batch, tensors: Sequence[Tensor]) -> Batch:

@@ -17,6 +17,11 @@ from shoestring.core.errors import Mistake
 
 Shapes = Mapping[str, tuple[int, ...]]  # of outputs, by name
 LENGTH = 1  # axis of an input
+NO_AXIS, BATCH_AXIS, EVERY_AXIS = 0, 1, 3  # dynamic are the axes of inputs below this number
+
+
+class OtherSizes(Mistake):
+    """The file and the model agree on a batch, but not on one of other sizes, which the file's axes allow."""
 
 
 def with_dynamic_lengths(

@@ -85,8 +85,8 @@ def onnx_file(session: CompressSession, path: Path, fast: bool) -> tuple[Compres
         else ("ONNX has numbers of 4, 8, 16 and 32 bits, and the graph takes bytes too")
     )
     raise OverBudget(
-        f"the smallest ONNX file that was found takes {bytes_text(least)} ({least:,.0f} bytes), and --size "
-        f"{bytes_text(size or 0)} was asked for: {way}; allow {least:,.0f} bytes, or leave --to out and keep the packed "
+        f"the smallest ONNX file that was found takes {bytes_text(least)} ({least:,.0f} bytes), and "
+        f"{bytes_text(size or 0)} was asked for with --size: {way}; allow {least:,.0f} bytes, or leave --to out and keep the packed "
         f"folder",
         smallest.plan,
     )

@@ -27,7 +27,7 @@ class Half(Storage):
 
     def labels(self, cost: ModelCost, weight: Weight) -> Sequence[str]:
         value = cost.study.values[weight.name]
-        if weight.dtype.itemsize <= 2 or not weight.count:
+        if weight.dtype.itemsize <= 2:
             return ()
         if weight.name in cost.study.masks:
             return (

@@ -25,6 +25,7 @@ from shoestring.compression.calibration.fidelity import (
     bernoulli_divergence,
     column_statistics,
     damage_per_vector,
+    error_among_few,
     fidelity,
     measure_from_values,
     vector_damages,
@@ -208,3 +209,19 @@ def test_a_small_spread_far_from_zero_is_no_constant() -> None:
     assert fidelity([{"output": wanted + 0.03}], [{"output": wanted}]).mean < 0.2
     level = torch.full((256, 1), 5000.1)
     assert measure_from_values("output", [level]).variance[0] == pytest.approx(5000.1**2)
+
+
+def test_a_few_samples_without_the_rare_damaged_ones_have_the_error_of_many() -> None:
+    """One sample of a hundred holds nearly all of the damage, as in a classifier that is sure of its other answers."""
+
+    def compared(damaged: Tensor) -> Any:
+        angle = torch.where(damaged, 0.3, 0.001)
+        sums = OutputComparison(OutputMeasure("y", "cosine"))
+        sums.add(torch.stack([angle.cos(), angle.sin()], 1), torch.tensor([[1.0, 0.0]]).expand(len(angle), 2))
+        return sums.fidelity
+
+    few, many = (compared(torch.arange(count) % 100 == 99) for count in (90, 1000))
+    off = many.damage - few.damage
+    assert few.standard_error is not None and off > 100 * few.standard_error
+    known = error_among_few(few, many)
+    assert known is not None and off < 3 * known

@@ -22,7 +22,7 @@ from shoestring.compression.calibration.metric import (
     wilson,
 )
 from shoestring.compression.source import samples_of
-from shoestring.core.errors import OverBudget
+from shoestring.core.errors import Mistake, OverBudget
 
 
 def labelled(seed: int, count: int = 6, size: int = 50) -> list[Any]:
@@ -184,3 +184,9 @@ def test_floors_know_both_sides() -> None:
     )
     assert parse_floor("a>=0.895").keeps_surely(found, 0.4) and not parse_floor("a>=0.895").keeps_surely(found, 1)
     assert parse_floor("a<=0.905").keeps_surely(found, 0.4) and not parse_floor("a<=0.905").keeps_surely(found, 1)
+
+
+@pytest.mark.parametrize("written", ["accuracy>=.", "accuracy>=1.2.3", "accuracy>=-", "accuracy>0.9", ">=0.9"])
+def test_a_bound_that_is_no_number_is_refused(written: str) -> None:
+    with pytest.raises(Mistake, match="give a metric of the job and its bound"):
+        parse_floor(written)

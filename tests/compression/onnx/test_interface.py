@@ -156,6 +156,47 @@ def test_images_and_sequences(
     assert checked(model, batch, tmp_path, feed) == (inputs, {"output": ["batch", 3]})
 
 
+class Audio(nn.Module):
+    """Samples of sound, and an answer for each piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces = nn.Conv1d(1, 4, 5, stride=2)
+
+    def forward(self, sound: Tensor) -> Tensor:
+        found: Tensor = self.pieces(sound[:, None])
+        return found
+
+
+class Pairs(nn.Module):
+    """Words in pairs: a length is an even number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(40, 8), nn.Linear(16, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if tokens.shape[1] % 2:
+            raise ValueError("words come in pairs")
+        found: Tensor = self.head(self.table(tokens).reshape(tokens.shape[0], -1, 16)).sum(1)
+        return found
+
+
+def test_the_length_of_sound_and_of_channels_is_open(tmp_path: Path) -> None:
+    inputs, _ = checked(Audio(), torch.randn(3, 40), tmp_path, {"sound": torch.randn(2, 61)})
+    assert inputs == {"sound": ["batch", "length"]}
+    inputs, _ = checked(
+        Net(nn.Conv1d(6, 4, 3, padding=1)), torch.randn(3, 6, 12), tmp_path, {"x": torch.randn(1, 6, 31)}
+    )
+    assert inputs == {"x": ["batch", 6, "length"]}
+
+
+def test_what_the_model_refuses_at_other_lengths_is_written_with_the_length_that_it_takes(tmp_path: Path) -> None:
+    made = export_onnx(Pairs(), default_forward, torch.randint(0, 40, (3, 6)), tmp_path / "model.onnx")
+    assert sides(tmp_path / "model.onnx")[0] == {"tokens": ["batch", 6]}
+    assert made.notes == ("dimension 1 of tokens is fixed at 6: the model computes with that number",)
+
+
 def test_names_that_are_not_the_models_own_are_the_batchs() -> None:
     x, y = torch.randn(2, 6), torch.randn(2, 6)
     assert interface_of(Net(nn.Linear(6, 3)), lambda model, batch: model(batch["a"] / 2), {"a": x, "b": y}).names == (
