@@ -19,7 +19,7 @@ from torch import nn
 
 import shoestring
 from shoestring import Job, Mistake
-from shoestring.compression.command import told as told_of_compression
+from shoestring.compression.command import report_written
 from shoestring.compression.source import open_source
 from shoestring.core.command import Call
 from shoestring.core.run import plain_run
@@ -297,7 +297,7 @@ def test_a_report(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_report_of_a_compression(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
     folder, source = room.compressed("half", "Half()"), open_source(str(room.net), {})
     report = folder / "report.json"
-    resealed(report, unseal(report), lambda: told_of_compression(Call("compress"), source, unseal(report), folder), 2)
+    resealed(report, unseal(report), lambda: report_written(Call("compress"), source, unseal(report), folder), 2)
 
 
 def test_events(room: Room, tmp_path: Path) -> None:
