@@ -189,9 +189,10 @@ def test_defaults_are_those_of_the_classes() -> None:
 
     from shoestring.compression.catalogue import CATALOGUE as COMPRESS
     from shoestring.federated.catalogue import CATALOGUE as FEDERATED
+    from shoestring.serving.catalogue import CATALOGUE as SERVING
 
     found: dict[str, list[object]] = {}
-    for kind in (*CATALOGUE, *FEDERATED, *COMPRESS):
+    for kind in (*CATALOGUE, *FEDERATED, *COMPRESS, *SERVING):
         knobs = fields(kind)  # type: ignore[arg-type]
         found.setdefault(kind.__name__, []).append(
             (
