@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from shoestring.serving.load.client import LoadTarget, send_all  # noqa: E402
-from shoestring.serving.load.outcome import ANSWERED, FAILED, REFUSED, LoadAnswer, outcome_of  # noqa: E402
+from shoestring.serving.load.client import LoadTarget, send_all
+from shoestring.serving.load.outcome import ANSWERED, FAILED, REFUSED, LoadAnswer, outcome_of
 
 
 class Answering:
@@ -62,7 +62,7 @@ def asked(
 
 
 def test_every_kind_of_answer_is_told_for_its_own_request() -> None:
-    found, answering = asked([b"200", b"503", b"429", b"500", b"drop", b"cut"], [0.0] * 6)
+    found, _answering = asked([b"200", b"503", b"429", b"500", b"drop", b"cut"], [0.0] * 6)
     assert [one.status for one in found] == [200, 503, 429, 500, 0, 0]
     assert [one.kind for one in found] == [ANSWERED, REFUSED, REFUSED, FAILED, FAILED, FAILED]
     assert [bool(one.error) for one in found] == [False] * 4 + [True] * 2, "half an answer is none"

@@ -14,7 +14,7 @@ from tests.serving.test_technique import evidence
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_every_number_that_was_measured_is_tried_but_one(most: int) -> None:
-    cost = ServingCost(replace(evidence(cores=most), slowdown={count: 1.0 for count in range(most, 0, -1)}), Budget())
+    cost = ServingCost(replace(evidence(cores=most), slowdown=dict.fromkeys(range(most, 0, -1), 1.0)), Budget())
     assert [one.count for one in Replicate.choices(cost)] == list(range(2, most + 1))
     assert all(one.refusal(cost) == "" for one in Replicate.choices(cost))
     assert Replicate(3).apply(Deployment(engine="onnx")) == Deployment(engine="onnx", replicas=3)
