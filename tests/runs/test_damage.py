@@ -452,7 +452,7 @@ def test_the_command_tells_of_damage_and_its_advice_works(
 
     plan = Path("a", "plan.json")
     report.unlink()
-    plan.write_bytes(plan.read_bytes().replace(b'"exact": true', b'"exact": tru3'))
+    plan.write_bytes(plan.read_bytes().replace(b'"exactness"', b'"exactnes5"'))
     code, err, _ = said()
     assert code == 2 and "plan.json is damaged" in err and "--adopt plans anew" in err
     code, err, adopted = said("--adopt", "--plan", "saved.json")

@@ -31,7 +31,7 @@ from tests.commands.test_main import answer
 LOOKS = (
     "shoestring.training.evidence.rehearse.blocks",
     "shoestring.training.evidence.rehearse.generators_of",
-    "shoestring.training.evidence.rehearse.Holders.found",
+    "shoestring.training.evidence.rehearse.Holders.find",
     "shoestring.measure.tracker.Tracker.see",
     "shoestring.measure.tracker.Tracker.find_place",
     "shoestring.measure.holdings.tensors_in",

@@ -17,6 +17,7 @@ import shoestring
 from shoestring import Job, Mistake
 from shoestring.core.staging import Staging
 from shoestring.jobfile import loaded_job
+from shoestring.planning.plan import Outcome
 from shoestring.runs.event import Stepped, Validated
 from shoestring.runs.options import RunOptions
 from shoestring.runs.report import report_of
@@ -211,7 +212,7 @@ def test_a_group_that_nobody_asks_any_more_is_noted_as_stopped(tmp_path: Path, m
 
     monkeypatch.setattr("shoestring.training.execution.script_group.run_group", left)
     made = send_job(job(), net(), tmp_path, 2)
-    group = group_of(replace(job(), origin=None), made, staged(), net(), RunOptions(run=tmp_path / "run"), 2)
+    group = group_of(replace(job(), origin=None), made, Outcome(staged()), net(), RunOptions(run=tmp_path / "run"), 2)
     with pytest.raises(NobodyAsks):
         group.done()
     assert report_of(tmp_path / "run").state == "stopped"
