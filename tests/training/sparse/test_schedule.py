@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ SCHEDULES = st.builds(
 @given(SCHEDULES)
 def test_zeros_become_more_only_where_masks_change(one: SparsitySchedule) -> None:
     shares = [one.share_at(step) for step in range(one.end + 10)]
-    for step, (before, after) in enumerate(zip(shares, shares[1:], strict=False), 1):
+    for step, (before, after) in enumerate(pairwise(shares), 1):
         assert 0 <= before <= after <= one.share
         assert before == after or one.due(step), "between two changes the share is one"
     assert shares[one.begin] == 0.0 and shares[one.end] == shares[-1] == one.share
