@@ -70,7 +70,7 @@ def kept_after_a_step(optimizer: optim.Optimizer, group: dict[str, Any], weight:
         weight.grad = weight.grad.to_sparse()
     with without_modes():
         twin.step()
-    return twin.state[weight]
+    return dict(twin.state[weight])
 
 
 def alike(found: object, needed: object, shape: torch.Size, stand_in: torch.Size) -> bool:
