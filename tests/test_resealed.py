@@ -51,6 +51,7 @@ from shoestring.show.page import page
 from shoestring.show.run_end import reported
 from shoestring.training.execution.snapshot import PARTS, restore
 from shoestring.training.execution.tasks import DoctorTask, TrainTask
+from shoestring.training.loop import steps
 from shoestring.training.plan import TrainingDetails, load_plan, plan_in, training_plan
 from tests.mutations import places, variants, with_value
 
@@ -344,10 +345,11 @@ def test_the_state_of_a_checkpoint(room: Room, tmp_path: Path) -> None:
         if damage(checkpoint, PARTS):
             return
         export_weights(checkpoint, out)
-        feed = Feed(job)
+        feed, run = Feed(job), plain_run(job, job.model(), {})
         with reading_untrusted(checkpoint):
-            restore(checkpoint, plain_run(job, job.model(), {}), feed)
-        next(feed)  # what was taken as it was written is used now
+            restore(checkpoint, run, feed)
+        for _ in steps(run, [next(feed)]):  # what was taken as it was written is used now
+            pass
 
     use(tmp_path / "whole")
     words = [path for path in places(whole) if isinstance(at(whole, path), list) and len(at(whole, path)) == MERSENNE]

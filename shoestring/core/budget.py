@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from functools import cache
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from shoestring.core.errors import Mistake
@@ -119,6 +120,10 @@ class BrokenLimit:
 
 
 def value_of(name: str, unit: str, written: str | float) -> float:
+    if not isinstance(written, str) and (not isfinite(written) or (unit in ("bytes", "seconds") and written <= 0)):
+        raise Mistake(
+            f"{name}={written} is no limit: give a finite number{' above zero' * (unit in ('bytes', 'seconds'))}"
+        )
     if unit == "bytes":
         return parse_bytes(written if isinstance(written, str) else int(written))
     if unit == "seconds":
@@ -128,7 +133,12 @@ def value_of(name: str, unit: str, written: str | float) -> float:
         value = float(str(written).rstrip().rstrip("%")) / 100 if percent else float(written)
     except ValueError:
         raise Mistake(f"{name}={written!r} is not a number") from None
-    if value < 0 or (unit == "share" and value > 1) or (name == "percentile" and not 0 < value < 1):
+    if (
+        not isfinite(value)
+        or value < 0
+        or (unit == "share" and value > 1)
+        or (name == "percentile" and not 0 < value < 1)
+    ):
         raise Mistake(
             f"{name}={written}: give a number {'from 0 to 1' if unit == 'share' or name == 'percentile' else 'of zero or more'}"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from math import ceil, floor, log10
+from math import ceil, floor, inf, log10
 
 from shoestring.core.errors import Mistake
 
@@ -19,6 +19,8 @@ STEPS = {
     "TI": 1024**4,
 }
 
+MOST = 1 << 63  # bytes
+
 
 def parse_bytes(text: str | int) -> int:
     """Bytes in a size such as 600MiB, 2GB or 1048576.
@@ -29,10 +31,12 @@ def parse_bytes(text: str | int) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", str(text), re.IGNORECASE)
     if found is None or found[2].upper() not in STEPS:
         raise Mistake(f"{str(text)!r} is not a size: write a number and a unit, such as 600MiB, 2GB or 1048576")
-    size = int(float(found[1]) * STEPS[found[2].upper()])
-    if size <= 0:
+    size = float(found[1]) * STEPS[found[2].upper()]
+    if size >= MOST:
+        raise Mistake(f"{str(text)[:40]!r} is more than any machine addresses: give a size such as 600MiB")
+    if size < 1:
         raise Mistake(f"{str(text)!r} is no memory at all: give a size above zero, such as 600MiB")
-    return size
+    return int(size)
 
 
 LEAST = 1 << 20  # bytes; every Python process is larger, so a smaller budget lacks its unit
@@ -61,8 +65,8 @@ def parse_seconds(text: str) -> float:
     (90.0, 90.0, 0.005)
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|m|h)\s*", text)
-    if found is None or not float(found[1]):
-        raise Mistake(f"{text!r} is not a time: write a number and a unit, such as 5ms, 90s, 5m or 1h")
+    if found is None or not 0 < float(found[1]) < inf:
+        raise Mistake(f"{text[:40]!r} is not a time: write a number and a unit, such as 5ms, 90s, 5m or 1h")
     return float(found[1]) * {"us": 1e-6, "ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
@@ -87,7 +91,7 @@ def seconds_text(seconds: float) -> str:
     >>> seconds_text(0.0123), seconds_text(3.21), seconds_text(200)
     ('12.3 ms', '3.21 s', '3 min 20 s')
     """
-    if seconds < 1:
+    if seconds < 0.9995:  # what would be shown as 1000 ms is 1 s
         return f"{seconds * 1000:.3g} ms"
     if seconds < 100:
         return f"{seconds:.3g} s"
@@ -129,6 +133,9 @@ def unit_text(value: float, unit: str) -> str:
     return f"{value:,.6g} {unit}".strip()
 
 
+DIGITS = 15  # most behind the point
+
+
 def limit_text(value: float, unit: str, least: bool = False) -> str:
     """The same, rounded to the side on which the number keeps it as an upper limit, or as the `least` that is allowed.
 
@@ -140,9 +147,11 @@ def limit_text(value: float, unit: str, least: bool = False) -> str:
     if unit == "bytes":
         return bytes_text(value, up=True)
     if unit == "seconds" and 0 < value < 100:
-        digits = 2 - floor(log10(value))
+        digits = min(2 - floor(log10(value)), DIGITS)
         return seconds_text(ceil(value * 10**digits) / 10**digits)
+    if unit == "seconds" and 100 <= value < inf:  # shown in seconds, after an hour in minutes
+        return seconds_text(ceil(value) if ceil(value) < 3600 else 60 * ceil(value / 60))
     if unit == "share" and least and 0 < value < 1:
-        digits = 2 - floor(log10(min(value, 1 - value)))
+        digits = min(2 - floor(log10(min(value, 1 - value))), DIGITS)
         return f"{100 * floor(value * 10**digits) / 10**digits:.12g} %"
     return unit_text(value, unit)

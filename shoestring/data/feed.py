@@ -41,6 +41,7 @@ from shoestring.data.samplers import InOrder, Shuffled
 
 CALLS_USER = "data"  # core/seams.py
 
+NO_BATCH = "the job's data yields no batch: nothing to train on"
 APART = 0x9E3779B9  # added to the seed, so that data and model do not draw the same numbers
 
 

@@ -38,7 +38,7 @@ from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import dense_parts
 from shoestring.core.units import bytes_text
 from shoestring.data.elements import check_held_out, form, is_sample
-from shoestring.data.feed import Feed, looking
+from shoestring.data.feed import NO_BATCH, Feed, looking
 from shoestring.data.fetch import AHEAD
 from shoestring.data.kinds import can_be_shared
 
@@ -197,7 +197,7 @@ def look(job: Job) -> Look:
             (job.workers, AHEAD * job.workers) if job.workers else feed.loading_processes
         )  # a look starts no processes
     if not sizes:
-        raise Mistake("the job's data yields no batch: nothing to train on")
+        raise Mistake(NO_BATCH)
     all_of = "the run" if len(sizes) == steps or feed.ended else "an epoch" if rounds else ""
     varies = len({(size.shapes, size.bytes) for size in sizes}) > 1
     first = len(largest) == 1 and all(size.covers(largest[0]) for size in sizes[:2])

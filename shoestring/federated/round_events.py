@@ -84,7 +84,7 @@ def round_warnings(played: RoundResult, named: bool, skipped: Mapping[str, float
 def stagnation_warning(losses: Sequence[float]) -> str:
     """A warning if losses did not fall; empty if they did, or if there are too few rounds to tell.
 
-    >>> unlearned([2.0, 2.1, 2.2, 2.3, 2.2, 2.4]), unlearned([2.0, 2.1, 1.0]), unlearned([1.0, 2.0])
+    >>> stagnation_warning([2.0, 2.1, 2.2, 2.3, 2.2, 2.4]), stagnation_warning([2.0, 2.1, 1.0]), stagnation_warning([1.0, 2.0])
     ('the loss did not fall: 2.05 in the first 2 rounds, 2.3 in the last 2', '', '')
     """
     third = len(losses) // 3

@@ -132,7 +132,8 @@ def kept_and_changed(engine: ServingEngine) -> tuple[int, float]:
     if isinstance(engine, OnnxEngine):
         return engine.exported.path.stat().st_size, engine.tolerance / MARGIN if engine.tolerance > EXACT else 0.0
     assert isinstance(engine, TorchEngine), "there are two kinds"
-    return sum(one.nbytes for one in engine.model.state_dict().values()), 0.0
+    # those with several names once, as they are stored; a state_dict has them under each
+    return sum(one.nbytes for one in (*engine.model.parameters(), *engine.model.buffers())), 0.0
 
 
 def lengths(batch: Sequence[Sample]) -> tuple[int, ...]:
@@ -186,21 +187,23 @@ class Computed(NamedTuple):
 def together(compute: Callable[[], Any], count: int) -> list[Computed]:
     """So many forked processes that compute the same at once."""
     go_read, go_write = os.pipe()
-    ends = []
+    ends, begun = [], []
     for _ in range(count):
         read, write = os.pipe()
-        if os.fork() == 0:
+        if (child := os.fork()) == 0:
             compute_when_told(compute, go_read, go_write, write)
         os.close(write)
         ends.append(read)
+        begun.append(child)
     for end in ends:
         os.read(end, 1)  # it is ready
     os.close(go_read)
     os.close(go_write)  # all begin
-    found = [said(end) for end in ends]
-    for _ in range(count):
-        os.wait()
-    return found
+    texts = [said(end) for end in ends]
+    for child in begun:
+        os.waitpid(child, 0)
+    assert all(texts), "a process that computes says what it took"
+    return [Computed(*json.loads(text)) for text in texts]
 
 
 def compute_when_told(compute: Callable[[], Any], go_read: int, go_write: int, write: int) -> NoReturn:
@@ -221,11 +224,9 @@ def compute_when_told(compute: Callable[[], Any], go_read: int, go_write: int, w
         os._exit(code)
 
 
-def said(end: int) -> Computed:
+def said(end: int) -> bytes:
     with os.fdopen(end, "rb") as file:
-        text = file.read()
-    assert text, "a process that computes says what it took"
-    return Computed(*json.loads(text))
+        return file.read()
 
 
 class HeldBytes(NamedTuple):

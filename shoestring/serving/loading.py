@@ -5,6 +5,7 @@ What is loaded is named by the caller: no path in a folder is opened.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -50,8 +51,8 @@ class ServedSource:
 
     @property
     def name(self) -> str:
-        """Of the model, in addresses."""
-        return Path(self.path).name.removesuffix(".py") or "model"
+        """Of the model, in addresses: as its file or folder is called, also where that is given as `.`"""
+        return Path(os.path.abspath(self.path)).name.removesuffix(".py") or "model"
 
 
 @dataclass(frozen=True, eq=False)

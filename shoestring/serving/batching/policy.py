@@ -62,6 +62,8 @@ def filled(lengths: Sequence[int], how: Batching) -> list[int]:
         return []
     taken, total, longest, shortest, skipped = [0], *[lengths[0]] * 3, 0
     for place in range(1, len(lengths)):
+        if len(taken) >= how.rows or skipped == SKIPPED:
+            break
         length = lengths[place]
         most, least = max(longest, length), min(shortest, length)
         size = total + length if how.packed else (len(taken) + 1) * most
@@ -70,6 +72,4 @@ def filled(lengths: Sequence[int], how: Batching) -> list[int]:
             total, longest, shortest = total + length, most, least
         else:
             skipped += 1
-        if len(taken) == how.rows or skipped == SKIPPED:
-            break
     return taken

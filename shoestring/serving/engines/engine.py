@@ -1,7 +1,7 @@
 """An engine computes samples in one thread. Torch, packed weights and onnxruntime are engines; the rest of serving can't tell
 which one it has.
 
-Contract: `answers` gives for every sample what the model says to it alone, within `tolerance` (tests/serving/engines/test_engine.py).
+Contract: `answers` gives for every sample what the model says to it alone, within `tolerance` (tests/serving/engines/contract.py).
 """
 
 from __future__ import annotations

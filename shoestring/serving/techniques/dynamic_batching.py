@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.serving.batching.policy import Batching
 from shoestring.serving.technique import Deployment, ServingCost, ServingTechnique
@@ -31,6 +32,12 @@ class DynamicBatching(ServingTechnique):
     order: ClassVar[int] = 20
     why: ClassVar[str] = "what a batch costs is shared"
     packed: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise Mistake(
+                f"{type(self).__name__}(tokens={self.tokens}): it is the most positions in a batch; give the length of a request or more"
+            )
 
     @classmethod
     def choices(cls, cost: ServingCost) -> tuple[DynamicBatching, ...]:

@@ -16,6 +16,7 @@ from shoestring.core.units import bytes_text
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 240, 76, 428, 30, 204  # size of the drawing, and the plot inside it
 FRAME = {"WIDTH": WIDTH, "HEIGHT": HEIGHT, "LEFT": LEFT, "RIGHT": RIGHT, "TOP": TOP, "BOTTOM": BOTTOM}
 MOST_POINTS = 240
+SMALLEST = 1e-300  # step between two marks
 Point = tuple[float, float]  # position, value
 T = TypeVar("T")
 
@@ -105,11 +106,12 @@ def ticks(low: float, high: float, unit: float = 1.0) -> list[float]:
     >>> ticks(0, 37), ticks(2.3, 5.5)
     ([0.0, 10.0, 20.0, 30.0, 40.0], [2.0, 3.0, 4.0, 5.0, 6.0])
     """
-    raw = ((high - low) or abs(high) or 1.0) / 4 / unit
-    power = 10.0 ** floor(log10(raw))
-    step = next(power * factor for factor in (1, 2, 5, 10, 20) if power * factor >= raw * 0.999) * unit
-    first, last = floor(low / step + 1e-9), ceil(high / step - 1e-9)
-    return [round(step * place, 12) for place in range(first, max(last, first + 1) + 1)]
+    raw = max(((high - low) or abs(high) or 1.0) / 4 / unit, SMALLEST)
+    digit = floor(log10(raw))
+    power = 10.0**digit
+    step = next(power * factor for factor in (1, 2, 5, 10, 20) if power * factor >= raw * 0.999)
+    first, last = floor(low / unit / step + 1e-9), ceil(high / unit / step - 1e-9)
+    return [unit * round(step * count, 1 - digit) for count in range(first, max(last, first + 1) + 1)]
 
 
 def bytes_unit(top: float) -> float:

@@ -82,7 +82,7 @@ def said(text: object, most: int = 300) -> Markup:
 def with_unbreakable_spaces(text: object) -> Markup:
     """Text with unbreakable spaces between numbers and units.
 
-    >>> str(glued("at most 531 MiB, 2 layers"))
+    >>> str(with_unbreakable_spaces("at most 531 MiB, 2 layers"))
     'at most 531&nbsp;MiB, 2 layers'
     """
     return Markup(re.sub(r"(?<=\d) (?=(?:[KMG]i)?B\b|m?s\b|min\b|h\b|%)", "&nbsp;", str(escape(text))))

@@ -69,7 +69,7 @@ def divergence_text(report: Report) -> str:
     """What was seen of a diverging loss; empty if it did not diverge.
 
     >>> from shoestring.runs.report import Curves
-    >>> def seen(losses): return diverged(Report(curves=Curves(range(1, len(losses) + 1), losses)))
+    >>> def seen(losses): return divergence_text(Report(curves=Curves(range(1, len(losses) + 1), losses)))
     >>> seen([2.0, 1.0, float("nan"), float("nan")])
     'The loss has not been finite since step 3.'
     >>> seen([2.0] * 10 + [9.0] * 10), seen([2.0, 1.9, 2.1] * 10)

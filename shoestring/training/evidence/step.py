@@ -32,6 +32,7 @@ from shoestring.core.ledger_parts import (
 from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, imagined_mesh, on_one_axis, rank_at
 from shoestring.core.units import seconds_text
+from shoestring.data.feed import NO_BATCH
 from shoestring.data.lengths import planned_batches
 from shoestring.measure.timeline import blocks_of, last_step, peak, validation, with_filled_workspaces
 from shoestring.measure.tracker import VALIDATE, Log
@@ -283,7 +284,7 @@ def first_batch(job: Job) -> Any:
     """The first planned batch: the largest if it is known, else the first of the data."""
     batch = next(planned_batches(job), None)
     if batch is None:
-        raise Mistake("the job's data yields no batch: nothing to train on")
+        raise Mistake(NO_BATCH)
     return batch
 
 

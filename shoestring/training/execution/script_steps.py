@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from shoestring.core import random_state
+from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.run_weights import brought_home
-from shoestring.data.feed import Feed
+from shoestring.data.feed import NO_BATCH, Feed
 from shoestring.measure.instructions import require
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.processes.task import Worker
@@ -75,10 +76,12 @@ def steps_here(
     counted_job = replace(job, steps=feed.steps_in_all, epochs=0) if feed.steps_in_all else job
     run = prepared(counted_job, techniques, model, tracked=False)
     feed.assignment = run.team.assignment
-    course = Progress(job, run, feed)
+    course, number = Progress(job, run, feed), 0
     for number, loss in enumerate(steps(run, course.batches()), 1):
         value = finite(float(loss), number)
         yield (number, value, course.validate(number).metrics if course.due(number) else {})
         if course.over(number):
             break
+    if not number:
+        raise Mistake(NO_BATCH)
     brought_home(run)

@@ -17,6 +17,7 @@ from shoestring.core.run_weights import stored_weights
 from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import RunCheckpoint
 from shoestring.runs.saver import Snapshot
+from shoestring.training.execution.restored_optimizer import lack_of
 
 KERNELS = ("fused", "foreach")  # chosen by the plan, not by the checkpoint
 PARTS = ("step", "model", "optimizer", "feed", "chances", "parts", "best")  # required parts of a checkpoint's state
@@ -118,6 +119,7 @@ def restore(checkpoint: RunCheckpoint, run: Run, feed: Feed) -> dict[str, Any]:
     for name, one in divided_weights(run).items():
         one.take(weights[weights.metadata.get(f"alias {name}", name)])
     put_optimizer_state(run, state["optimizer"])
+    check_optimizer(run, checkpoint)
     for name, part in run.state.items():
         if name in state["parts"]:
             part.load_state_dict(state["parts"][name])
@@ -165,6 +167,15 @@ def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
         group.clear()
         group.update(settings | chosen)
     run.optimizer.param_groups = groups
+
+
+def check_optimizer(run: Run, checkpoint: RunCheckpoint) -> None:
+    """Refuse a state that the optimizer can't step with, before a step fails and the job seems to be at fault."""
+    if told := lack_of(run.optimizer, {id(one): name for name, one in run.model.named_parameters()}):
+        raise Mistake(
+            f"the checkpoint {checkpoint.path} has impossible content: its state.json has {told}: it is whole, and no run of "
+            f"this job has written it; use another checkpoint, or begin anew with --fresh"
+        )
 
 
 def divided_weights(run: Run) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from shoestring.core.run_state import LivesOnDisk
 from shoestring.core.run_weights import digest_state, guarded_outside, stored_weights, weights
 from shoestring.core.seams import calls_user
 from shoestring.core.units import bytes_text
-from shoestring.data.feed import Feed
+from shoestring.data.feed import NO_BATCH, Feed
 from shoestring.data.lengths import batches_at, planned_batches, planned_for
 from shoestring.measure.holdings import Holders
 from shoestring.measure.process import status
@@ -216,7 +216,7 @@ class Training:
         if self.losses:
             self.note_tensors()
         elif not self.number and self.run.team.assignment.counts_steps:
-            raise Mistake("the job's data yields no batch: nothing to train on")
+            raise Mistake(NO_BATCH)
 
     def tracked_losses(self) -> Iterator[Any]:
         """The losses of all steps. Steps are tracked if `sizes` asks for their memory."""

@@ -34,7 +34,7 @@ def margin(scores: Sequence[Tensor], share: float) -> Tensor:
 def steer(pressure: Tensor, margin: Tensor, looks: int) -> Tensor:
     """The penalty's new weight after one of `looks` looks at the margin.
 
-    >>> [round(float(steered(torch.tensor(1.0), torch.tensor(m), looks=100)), 3) for m in (4.0, -0.5)]
+    >>> [round(float(steer(torch.tensor(1.0), torch.tensor(m), looks=100)), 3) for m in (4.0, -0.5)]
     [1.162, 0.928]
     """
     return pressure * torch.exp(GAIN / looks * margin.to(pressure.dtype).clamp(-1.0, 1.0))

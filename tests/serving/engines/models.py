@@ -106,10 +106,12 @@ class Spoken(NamedTuple):
 class Reader(nn.Module):
     """A hand-written transformer that knows no mask. `pooled`: what its answer is read off."""
 
-    def __init__(self, pooled: str = "first", drop: float = 0.0, width: int = 32, **block: Any) -> None:
+    def __init__(
+        self, pooled: str = "first", drop: float = 0.0, width: int = 32, layers: int = 2, **block: Any
+    ) -> None:
         super().__init__()
         self.table, self.places = nn.Embedding(WORDS, width), nn.Embedding(64, width)
-        self.blocks = nn.ModuleList(Attention(width, **block) for _ in range(2))
+        self.blocks = nn.ModuleList(Attention(width, **block) for _ in range(layers))
         self.head = nn.Linear(width, 5)
         self.pooled, self.drop = pooled, drop
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.serving.engines.lengths import LengthRule, length_rule
 
 
+@settings(max_examples=25)
 @given(stride=st.integers(1, 40), offset=st.integers(-60, 10))
 def test_the_rule_holds_for_every_length(stride: int, offset: int) -> None:
     rule, shortest = LengthRule(stride, offset), max(stride - offset, 1)

@@ -10,8 +10,42 @@ import torch
 from torch import nn
 
 from shoestring.core.errors import Mistake
+from shoestring.core.job import default_forward
+from shoestring.serving.engines.together import Together
 from shoestring.serving.engines.torch_engine import TorchEngine
-from tests.serving.engines.models import Subject, reader, torch_layers, whole
+from tests.serving.engines.contract import Case, check_contract
+from tests.serving.engines.models import Subject, from_config, reader, texts, torch_layers, whole
+
+
+def by_torch(**settings: Any) -> Case:
+    subject = reader(**settings)
+    return Case(subject.engine(), subject.model, whole)
+
+
+def with_padding() -> Case:
+    pytest.importorskip("transformers")
+    subject = Subject(from_config("MPNet", pad_token_id=1, max_position_embeddings=66), texts())
+    return Case(subject.engine(), subject.model, default_forward, named=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "packs", "together"),
+    [
+        pytest.param(lambda: by_torch(pooled="all"), True, Together.EQUAL, id="packed"),
+        pytest.param(with_padding, False, Together.PADDED, id="padded"),
+        pytest.param(lambda: by_torch(pooled="mean"), False, Together.EQUAL, id="equal lengths"),
+        pytest.param(
+            lambda: by_torch(norm=nn.BatchNorm1d(32, track_running_stats=False)),
+            False,
+            Together.ALONE,
+            id="one at a time",
+        ),
+    ],
+)
+def test_every_answer_is_the_models_to_the_sample_alone(
+    make: Callable[[], Case], packs: bool, together: Together
+) -> None:
+    check_contract(make(), packs, together)
 
 
 def training(model: nn.Module, batch: Any) -> Any:

@@ -16,6 +16,7 @@ from torch import nn
 
 import shoestring
 from shoestring import Job, Mistake
+from shoestring.data.feed import NO_BATCH
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.history import History
 from shoestring.runs.report import report_of
@@ -117,3 +118,18 @@ def test_a_run_goes_on_with_its_plan_and_says_so_if_another_is_given(tmp_path: P
         list(islice(shoestring.train(job(), (Checkpoint(every=1),), run=tmp_path / "a"), 3))
     list(shoestring.train(job(), (Checkpoint(every=1),), run=tmp_path / "a", adopt=True))
     assert [one.name for one in report_of(tmp_path / "a").plan.techniques or ()] == ["Checkpoint"]
+
+
+@pytest.mark.parametrize("data", [[], lambda: iter(())], ids=["list", "iterator"])
+@pytest.mark.parametrize("use", [(), ("Checkpoint(every=1)",)], ids=["plain", "checkpoint"])
+def test_data_without_a_batch_are_refused_as_the_command_refuses_them(data: Any, use: Any, tmp_path: Path) -> None:
+    """Also by a plan for other data, in a run folder, and by `verify`, which would find untrained weights alike."""
+    empty, plan = Job(net, data, steps=3), shoestring.plan(job(), use=use)
+    for way in (
+        lambda: list(shoestring.train(empty, use)),
+        lambda: list(shoestring.train(empty, plan)),
+        lambda: list(shoestring.train(empty, plan, run=tmp_path / "run")),
+        lambda: shoestring.verify(empty, plan),
+    ):
+        with pytest.raises(Mistake, match=NO_BATCH):
+            way()
