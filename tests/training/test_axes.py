@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shoestring.core.actions import Action, Kind
 from shoestring.core.errors import Mistake, OverBudget
@@ -33,7 +35,7 @@ from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.fused import FusedOptimizer
 from shoestring.training.pipeline.cost import pipe_of, schedule_seconds
 from shoestring.training.pipeline.pipeline import Pipeline
-from shoestring.training.pipeline.schedule import bubble, orders, timeline_of
+from shoestring.training.pipeline.schedule import bubble, in_slices, orders, timeline_of
 from shoestring.training.plan import TrainingPlan, load_plan, plan_in
 from shoestring.training.planner import Planner
 from shoestring.training.room import combinations
@@ -189,21 +191,30 @@ def test_the_timeline_of_a_plan_is_that_of_its_schedule_and_its_idle_share_the_f
         assert pipe.largest().seconds == pytest.approx(pipe.step)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1), ("interleaved", 2), ("naive", 1)]
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(
+        [("naive", 1), ("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1), ("interleaved", 2), ("interleaved", 3)]
+    ),
+    st.integers(1, 6),
+    st.integers(1, 9),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), min_size=18, max_size=18),
+    st.floats(0, 3),
 )
-def test_a_schedule_is_played_as_it_is_timed(schedule: str, chunks: int) -> None:
-    stages, pieces, carried = 3, 5, 0.25
-    spent = tuple((1.0 + number % 3, 2.0 + number % 2) for number in range(stages * chunks))
+def test_a_schedule_is_played_as_it_is_timed(
+    way: tuple[str, int], stages: int, pieces: int, slices: int, spent: list[tuple[float, float]], carried: float
+) -> None:
+    schedule, chunks = way
+    slices = 1 if schedule == "zero-bubble" else slices
 
     def seconds(action: Action) -> float:
         forward, backward = spent[action.chunk]
         return forward if action.kind is Kind.FORWARD else backward if action.kind is Kind.BACKWARD else backward / 2
 
-    spans = timeline_of(orders(schedule, stages, pieces, chunks), seconds, carried)
-    assert schedule_seconds(schedule, stages, pieces, chunks, spent, carried) == max(
-        span.end for own in spans for span in own
-    )
+    spans = timeline_of(in_slices(orders(schedule, stages, pieces, chunks), slices), seconds, carried)
+    played = schedule_seconds(schedule, stages, pieces, chunks, tuple(spent[: stages * chunks]), carried, slices)
+    assert played == max(span.end for own in spans for span in own)
 
 
 def test_workers_of_a_mesh_are_alike_if_they_hold_the_same_and_train_on_as_much() -> None:

@@ -24,7 +24,15 @@ from shoestring.core.ledger import Block, Ledger
 from shoestring.core.ledger_parts import Traffic, UpdateCost, Workers
 from shoestring.core.staging import Staging, Work
 from shoestring.training.pipeline.partition import BlockCost, Holding, best_cut, least_demanding, smallest_maximum
-from shoestring.training.pipeline.schedule import doable, held_at_most, in_slices, orders, timeline_of
+from shoestring.training.pipeline.schedule import (
+    check_schedule,
+    held_at_most,
+    in_slices,
+    one_worker,
+    orders,
+    sliced_steps,
+    timeline_of,
+)
 
 RECEIVED = "(received)"  # the ledger row for what the previous stage sends
 MOST_PIECES = 64  # largest number of micro-batches that is tried,
@@ -380,22 +388,36 @@ def smallest_cut(
 @cache
 def compile_schedule(
     schedule: str, stages: int, pieces: int, chunks: int, slices: int = 1
-) -> tuple[tuple[int, int, float, tuple[tuple[int, bool], ...]], ...]:
+) -> tuple[tuple[int, int, float, int], ...]:
     """A schedule as numbers, in a possible order of execution. Each entry: worker; 2 x chunk, plus 1 for backward;
-    share of that work; and the entries it depends on, each with whether it is another worker's."""
-    numbers: dict[Action, tuple[int, int]] = {}  # action -> its entry and its worker
-    done = []
-    for worker, action, needed in doable(in_slices(orders(schedule, stages, pieces, chunks), slices)):
-        known = [numbers[one] for one in needed]
-        done.append(
-            (
-                worker,
-                2 * action.chunk + (action.kind is not Kind.FORWARD),
-                0.5 if action.kind in HALVES else 1.0,
-                tuple([(number, owner != worker) for number, owner in known]),
-            )
-        )
-        numbers[action] = len(numbers), worker
+    share of that work; and the entry of another worker whose result it waits for, or -1. (What it needs of its own
+    worker ended before that worker was free.)"""
+    check_schedule(schedule, stages, pieces, chunks)
+    to_do = [iter(sliced_steps(one_worker(schedule, own, stages, pieces, chunks), slices)) for own in range(stages)]
+    last = stages * chunks - 1  # chunk c is on worker c modulo `stages`
+    forwards, gradients = ([[-1] * pieces * slices for _ in range(last + 1)] for _ in range(2))  # [chunk][piece]: entry
+    done: list[tuple[int, int, float, int]] = []
+    steps = [next(own, None) for own in to_do]
+    while any(steps):
+        before = len(done)
+        for worker, step in enumerate(steps):
+            while step:
+                kind, piece, chunk = step
+                source = -1
+                if kind is Kind.FORWARD:
+                    if chunk and (source := forwards[chunk - 1][piece]) < 0:
+                        break
+                    forwards[chunk][piece] = len(done)
+                elif kind is not Kind.WEIGHTS:
+                    if chunk < last and (source := gradients[chunk + 1][piece]) < 0:
+                        break
+                    gradients[chunk][piece] = len(done)
+                share = 0.5 if kind in HALVES else 1.0
+                done.append((worker, 2 * chunk + (kind is not Kind.FORWARD), share, source if stages > 1 else -1))
+                step = next(to_do[worker], None)
+            steps[worker] = step
+        if len(done) == before:
+            raise ValueError(f"{schedule} with {stages} stages, {pieces} pieces and {chunks} chunks never ends")
     return tuple(done)
 
 
@@ -412,12 +434,10 @@ def schedule_seconds(
     spent = [one for both in seconds for one in both]
     free = [0.0] * stages
     ended: list[float] = []
-    for worker, place, share, before in compile_schedule(schedule, stages, pieces, chunks, slices):
+    for worker, place, share, source in compile_schedule(schedule, stages, pieces, chunks, slices):
         begin = free[worker]
-        for number, far in before:
-            come = ended[number] + carried if far else ended[number]
-            begin = max(begin, come)
-        end = begin + share * spent[place]
-        free[worker] = end
+        if source >= 0 and (come := ended[source] + carried) > begin:
+            begin = come
+        free[worker] = end = begin + share * spent[place]
         ended.append(end)
     return max(free)

@@ -28,7 +28,7 @@ Contract: In every schedule a chunk adds its gradients in the order of the piece
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import accumulate, pairwise
 
@@ -40,6 +40,7 @@ SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "pipedream"
 
 
 Orders = tuple[tuple[Action, ...], ...]  # of every worker
+Step = tuple[Kind, int, int]  # kind, piece and chunk of an action: a ranking plays too many to make objects of them
 
 
 def orders(schedule: str, stages: int, pieces: int, chunks: int = 1) -> Orders:
@@ -49,7 +50,10 @@ def orders(schedule: str, stages: int, pieces: int, chunks: int = 1) -> Orders:
     F0 F1 B0 F2 B1 B2; F0 B0 F1 B1 F2 B2
     """
     check_schedule(schedule, stages, pieces, chunks)
-    return tuple(tuple(one_worker(schedule, worker, stages, pieces, chunks)) for worker in range(stages))
+    return tuple(
+        tuple(Action(*step) for step in one_worker(schedule, worker, stages, pieces, chunks))
+        for worker in range(stages)
+    )
 
 
 def check_schedule(schedule: str, stages: int, pieces: int, chunks: int) -> None:
@@ -67,7 +71,7 @@ def check_schedule(schedule: str, stages: int, pieces: int, chunks: int) -> None
         )
 
 
-def one_worker(schedule: str, worker: int, stages: int, pieces: int, chunks: int) -> Iterator[Action]:
+def one_worker(schedule: str, worker: int, stages: int, pieces: int, chunks: int) -> Iterator[Step]:
     later = stages - 1 - worker  # workers after this one
     if schedule == "zero-bubble":
         return zero_bubble_order(worker, later, pieces)
@@ -89,47 +93,53 @@ def in_slices(orders: Orders, slices: int) -> Orders:
     >>> print(*(" ".join(f"{one.kind}{one.piece}" for one in own) for own in in_slices(orders("1f1b", 2, 2), 2)), sep="; ")
     F0 F1 F2 F3 B1 B0 B3 B2; F0 F1 B1 B0 F2 F3 B3 B2
     """
-    if slices > 1 and any(action.kind in HALVES for own in orders for action in own):
-        raise Mistake("slices of a sequence can't go backward in two halves: use schedule='gpipe' or '1f1b'")
-    numbers = {Kind.FORWARD: range(slices)}
     return tuple(
         tuple(
-            Action(action.kind, action.piece * slices + number, action.chunk)
-            for action in own
-            for number in numbers.get(action.kind, range(slices)[::-1])
+            Action(*step)
+            for step in sliced_steps(((action.kind, action.piece, action.chunk) for action in own), slices)
         )
         for own in orders
     )
 
 
-def in_turn(forwards: list[tuple[int, int]], backwards: list[tuple[int, int]], ahead: int) -> Iterator[Action]:
+def sliced_steps(own: Iterable[Step], slices: int) -> Iterator[Step]:
+    """One worker's steps with every micro-batch cut into slices."""
+    forward, backward = range(slices), range(slices)[::-1]
+    for kind, piece, chunk in own:
+        if slices > 1 and kind in HALVES:
+            raise Mistake("slices of a sequence can't go backward in two halves: use schedule='gpipe' or '1f1b'")
+        for number in forward if kind is Kind.FORWARD else backward:
+            yield kind, piece * slices + number, chunk
+
+
+def in_turn(forwards: list[tuple[int, int]], backwards: list[tuple[int, int]], ahead: int) -> Iterator[Step]:
     """`ahead` forwards, then alternately one forward and one backward, then the remaining backwards; each a
     (micro-batch, chunk)."""
     for place, what in enumerate(forwards):
-        yield Action(Kind.FORWARD, *what)
+        yield Kind.FORWARD, *what
         if place >= ahead:
-            yield Action(Kind.BACKWARD, *backwards[place - ahead])
+            yield Kind.BACKWARD, *backwards[place - ahead]
     for what in backwards[max(0, len(forwards) - ahead) :]:
-        yield Action(Kind.BACKWARD, *what)
+        yield Kind.BACKWARD, *what
 
 
-def zero_bubble_order(worker: int, later: int, pieces: int) -> Iterator[Action]:
+def zero_bubble_order(worker: int, later: int, pieces: int) -> Iterator[Step]:
     """ZB-H1: the order of 1f1b, with the weight gradients of a micro-batch `worker` micro-batches after its input
     gradients. A worker nearer to the end has fewer forwards ahead and keeps more weight gradients for the time when the
     pipeline drains. So each worker holds at most as many micro-batches as 1f1b's first worker, counted until their
     weight gradients are done."""
     for place in range(pieces + later):
         if place < pieces:
-            yield Action(Kind.FORWARD, place, worker)
+            yield Kind.FORWARD, place, worker
         if place >= later:
-            yield Action(Kind.INPUTS, place - later, worker)
+            yield Kind.INPUTS, place - later, worker
             if place - later >= worker:
-                yield Action(Kind.WEIGHTS, place - later - worker, worker)
+                yield Kind.WEIGHTS, place - later - worker, worker
     for piece in range(max(0, pieces - worker), pieces):
-        yield Action(Kind.WEIGHTS, piece, worker)
+        yield Kind.WEIGHTS, piece, worker
 
 
-def interleaved_order(worker: int, stages: int, pieces: int, chunks: int) -> Iterator[Action]:
+def interleaved_order(worker: int, stages: int, pieces: int, chunks: int) -> Iterator[Step]:
     """A round of micro-batches passes through the worker's first chunk, then its second, and so on, before the next
     round begins."""
     rounds = rounds_of(stages, pieces)
