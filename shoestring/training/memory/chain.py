@@ -88,9 +88,13 @@ def best_schedules(blocks: Sequence[Block], limits: Sequence[float]) -> list[Sch
         """A size in levels; one more than there are if it does not fit."""
         return np.minimum(np.ceil(np.maximum(size, 0.0) / step - 1e-9), LEVELS + 1).astype(np.int16)
 
+    gradients = sum(block.gradient for block in blocks)  # all stand at the end; the program adds them as they come
+    enough = [int(limit / step + 1e-9) for limit in limits if limit * (1 + 1e-9) >= gradients]
+    if not enough:
+        return []
     kept = units([block.kept for block in blocks]).tolist()
     outputs = units([block.output for block in blocks]).tolist()
-    parts = list(reversed(solve_parts(blocks, units, kept, outputs)))
+    parts = list(reversed(solve_parts(blocks, units, kept, outputs, min(enough))))
     part_of = [part for part in parts for _ in part.own]
 
     def schedule(s: int, t: int, m: int) -> Schedule:
@@ -103,12 +107,7 @@ def best_schedules(blocks: Sequence[Block], limits: Sequence[float]) -> list[Sch
         r = s + size - 1
         return (schedule(s, r, m), *schedule(r + 1, t, m - outputs[r]))
 
-    found = []
-    gradients = sum(block.gradient for block in blocks)  # all stand at the end; the program adds them as they come
-    for limit in limits:
-        m = int(limit / step + 1e-9)
-        if np.isfinite(parts[0].time[0, -1, m]) and limit * (1 + 1e-9) >= gradients:
-            found.append(schedule(0, count - 1, m))
+    found = [schedule(0, count - 1, m) for m in enough if np.isfinite(parts[0].time[0, -1, m])]
     return list(dict.fromkeys(found))
 
 
@@ -123,6 +122,7 @@ class ChainSolution:
     own: range
     time: Table
     sizes: Table
+    plain: Table  # over (s, t): levels with which s..t run without any checkpoint; more don't help
 
     def column(self, t: int) -> int:
         return t - self.own.start if t in self.own else -1
@@ -151,13 +151,50 @@ def first_repeats(blocks: Sequence[Block]) -> list[int]:
     return ends[::-1]
 
 
+def least_levels(kept: list[int], outputs: list[int], lowest: int) -> list[int]:
+    """For every s the smallest m that is ever asked for, if nobody asks for less than `lowest` for the whole chain."""
+    most = np.cumsum([0, *map(max, kept, outputs)])
+    return np.maximum(lowest - most, 0).tolist()  # type: ignore[no-any-return]
+
+
+def always_slower(blocks: Sequence[Block]) -> bool:
+    """Whether to recompute any segment takes so much longer than to keep it that rounding can't hide it."""
+    whole = sum(block.forward + block.backward for block in blocks)
+    return all(block.forward > 1e-9 * whole for block in blocks if block.inside)
+
+
+def tops_of(carried: Table, rises: Table, after: Table) -> Table:
+    """Bytes to run the first blocks forward without keeping activations, one input and one block's working memory at a
+    time: a row for every number of blocks, a column for every t."""
+    tops = (carried + rises)[:, None] + after
+    tops[:1] -= carried[:1, None]
+    return np.maximum.accumulate(tops)
+
+
+def try_segments(
+    time: Table, sizes: Table, i: int, new: int, out: int, tried: range, spent: Table, through: Table
+) -> None:
+    """Try all segments from row i up to before column `new`, whose blocks leave `out` levels each, for t >= new and the
+    m in `tried`."""
+    window = slice(tried.start, tried.stop)
+    values = spent[: new - i, None, None] + time[i + 1 : new + 1, new:, tried.start - out : max(tried.stop - out, 0)]
+    values += time[i, i:new, None, window]
+    values[np.arange(LEVELS + 1)[window] < through[: new - i, :, None]] = np.inf
+    found = values.min(0)
+    better = found < time[i, new:, window]
+    time[i, new:, window][better] = found[better]
+    sizes[i, new:, window][better] = values[:, better].argmin(0) + 1
+
+
 def solve_parts(
-    blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int], outputs: list[int]
+    blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int], outputs: list[int], lowest: int = 0
 ) -> list[ChainSolution]:
     """The solutions for all parts of the chain, last part first.
 
     s runs from last to first; for every s, segments from smallest to largest; all t and m at once. Results that are
-    known for identical blocks one position later are copied instead of computed again.
+    known for identical blocks one position later are copied instead of computed again. Segments are tried between two
+    bounds of m only: less is never asked for by who has `lowest` levels or more for the whole chain, and with more
+    nothing is checkpointed.
     """
     count, known = len(blocks), first_repeats(blocks)
     later = np.concatenate(
@@ -168,49 +205,49 @@ def solve_parts(
     rises = np.array([block.rise for block in blocks])
     spikes = units(np.array([block.kept + block.spike for block in blocks]) + later[1:])
     levels = np.arange(LEVELS + 1, dtype=np.int16)
+    floors, bounded = least_levels(kept, outputs, lowest), always_slower(blocks)
     solutions: list[ChainSolution] = []
     for own in reversed(parts_of(blocks)):
         a, b = own.start, own.stop
         last = [*own, *[count - 1] * (b < count)]  # the t of every column
-        time = np.full((b - a, len(last), LEVELS + 1), np.inf)
-        sizes = np.full(time.shape, KEPT, dtype=np.int16)
+        time = np.empty((b - a, len(last), LEVELS + 1))  # t < s is never written, so it takes no memory
+        sizes = np.zeros(time.shape, dtype=np.int16)  # KEPT everywhere
+        plain = np.zeros(time.shape[:2], dtype=np.int64)
         after = later[1:][last]  # gradients that stand before t
         for s in reversed(own):
             i, block = s - a, blocks[s]
             new = min(known[s], b - 1) - a  # the first column to compute
             if new > i:
-                time[i, i:new], sizes[i, i:new] = time[i + 1, i + 1 : new + 1], sizes[i + 1, i + 1 : new + 1]
+                for table in (time, sizes, plain):
+                    table[i, i:new] = table[i + 1, i + 1 : new + 1]
             needs = np.maximum(units(rises[s] + after[new:]), spikes[s])  # memory for keeping s, with t still to run
+            time[i, new:] = np.inf
             np.copyto(time[i, new:], block.forward + block.backward, where=levels >= needs[:, None])
+            plain[i, new:] = needs
             if s + 1 < count:
                 begin = max(new, i + 1)
                 rest = time[i + 1, begin:] if s + 1 < b else solutions[-1].time[0, -1:]
                 time[i, begin:, kept[s] :] += rest[:, : LEVELS + 1 - kept[s]]
                 time[i, begin:, : kept[s]] = np.inf
+                after_s = plain[i + 1, begin:] if s + 1 < b else solutions[-1].plain[0, -1:]
+                np.maximum(plain[i, begin:], after_s + kept[s], out=plain[i, begin:])
+            floor, top = floors[s], min(int(plain[i, new:].max()), LEVELS + 1) if bounded else LEVELS + 1
             stop = min(b, count - 1) if block.inside else s
-            # Run s..r forward without keeping activations: one input and one block's working memory at a time.
-            tops = (carried + rises)[s:stop, None] + after[new:]
-            tops[:1] -= carried[s]
-            through = units(np.maximum.accumulate(tops))
+            through = units(tops_of(carried[s:stop], rises[s:stop], after[new:]))
             spent = np.cumsum(forward[s:stop])
             if new > i:  # these blocks all have the same output and their segments are solved: try them at once
-                out = outputs[s]
-                values = spent[: new - i, None, None] + time[i + 1 : new + 1, new:, : LEVELS + 1 - out]
-                values += time[i, i:new, None, out:]
-                values[levels[out:] < through[: new - i, :, None]] = np.inf
-                found = values.min(0)
-                better = found < time[i, new:, out:]
-                np.copyto(time[i, new:, out:], found, where=better)
-                np.copyto(sizes[i, new:, out:], values.argmin(0) + 1, where=better, casting="same_kind")
+                try_segments(time, sizes, i, new, outputs[s], range(max(floor, outputs[s]), top), spent, through)
             for r in range(a + new, stop):
-                begin = max(new, r + 1 - a)
-                least = max(through[r - s, -1], outputs[r])
+                begin, out = max(new, r + 1 - a), outputs[r]
+                low = max(floor, through[r - s, -1], out)
+                if low >= top:
+                    continue
                 rest = time[r + 1 - a, begin:] if r + 1 < b else solutions[-1].time[0, -1:]
-                value = spent[r - s] + rest[:, least - outputs[r] : LEVELS + 1 - outputs[r]]
-                value += time[i, r - a, least:]
-                better = value < time[i, begin:, least:]
-                better &= levels[least:] >= through[r - s, begin - new :, None]
-                np.copyto(time[i, begin:, least:], value, where=better)
-                np.copyto(sizes[i, begin:, least:], r + 1 - s, where=better)
-        solutions.append(ChainSolution(own, time, sizes))
+                value = spent[r - s] + rest[:, low - out : top - out]
+                value += time[i, r - a, low:top]
+                better = value < time[i, begin:, low:top]
+                better &= levels[low:top] >= through[r - s, begin - new :, None]
+                np.copyto(time[i, begin:, low:top], value, where=better)
+                np.copyto(sizes[i, begin:, low:top], r + 1 - s, where=better)
+        solutions.append(ChainSolution(own, time, sizes, plain))
     return solutions
