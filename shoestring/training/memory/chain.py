@@ -163,6 +163,32 @@ def always_slower(blocks: Sequence[Block]) -> bool:
     return all(block.forward > 1e-9 * whole for block in blocks if block.inside)
 
 
+<<<<<<< HEAD
+=======
+def tops_of(carried: Table, rises: Table, after: Table) -> Table:
+    """Bytes to run the first blocks forward without keeping activations, one input and one block's working memory at a
+    time: a row for every number of blocks, a column for every t."""
+    tops = (carried + rises)[:, None] + after
+    tops[:1] -= carried[:1, None]
+    return np.maximum.accumulate(tops)
+
+
+def try_segments(
+    time: Table, sizes: Table, i: int, new: int, out: int, tried: range, spent: Table, through: Table
+) -> None:
+    """Try all segments from row i up to before column `new`, whose blocks leave `out` levels each, for t >= new and the
+    m in `tried`."""
+    window = slice(tried.start, tried.stop)
+    values = spent[: new - i, None, None] + time[i + 1 : new + 1, new:, tried.start - out : max(tried.stop - out, 0)]
+    values += time[i, i:new, None, window]
+    values[np.arange(LEVELS + 1)[window] < through[: new - i, :, None]] = np.inf
+    found = values.min(0)
+    better = found < time[i, new:, window]
+    time[i, new:, window][better] = found[better]
+    sizes[i, new:, window][better] = values[:, better].argmin(0) + 1
+
+
+>>>>>>> paper
 def solve_parts(
     blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int], outputs: list[int], lowest: int = 0
 ) -> list[ChainSolution]:
@@ -187,8 +213,13 @@ def solve_parts(
     for own in reversed(parts_of(blocks)):
         a, b = own.start, own.stop
         last = [*own, *[count - 1] * (b < count)]  # the t of every column
+<<<<<<< HEAD
         time = np.full((b - a, len(last), LEVELS + 1), np.inf)
         sizes = np.full(time.shape, KEPT, dtype=np.int16)
+=======
+        time = np.empty((b - a, len(last), LEVELS + 1))  # t < s is never written, so it takes no memory
+        sizes = np.zeros(time.shape, dtype=np.int16)  # KEPT everywhere
+>>>>>>> paper
         plain = np.zeros(time.shape[:2], dtype=np.int64)
         after = later[1:][last]  # gradients that stand before t
         for s in reversed(own):
@@ -198,6 +229,7 @@ def solve_parts(
                 for table in (time, sizes, plain):
                     table[i, i:new] = table[i + 1, i + 1 : new + 1]
             needs = np.maximum(units(rises[s] + after[new:]), spikes[s])  # memory for keeping s, with t still to run
+            time[i, new:] = np.inf
             np.copyto(time[i, new:], block.forward + block.backward, where=levels >= needs[:, None])
             plain[i, new:] = needs
             if s + 1 < count:
@@ -209,12 +241,10 @@ def solve_parts(
                 np.maximum(plain[i, begin:], after_s + kept[s], out=plain[i, begin:])
             floor, top = floors[s], min(int(plain[i, new:].max()), LEVELS + 1) if bounded else LEVELS + 1
             stop = min(b, count - 1) if block.inside else s
-            # Run s..r forward without keeping activations: one input and one block's working memory at a time.
-            tops = (carried + rises)[s:stop, None] + after[new:]
-            tops[:1] -= carried[s]
-            through = units(np.maximum.accumulate(tops))
+            through = units(tops_of(carried[s:stop], rises[s:stop], after[new:]))
             spent = np.cumsum(forward[s:stop])
             if new > i:  # these blocks all have the same output and their segments are solved: try them at once
+<<<<<<< HEAD
                 out = outputs[s]
                 low = max(floor, out)
                 values = spent[: new - i, None, None] + time[i + 1 : new + 1, new:, low - out : max(top - out, 0)]
@@ -224,6 +254,9 @@ def solve_parts(
                 better = found < time[i, new:, low:top]
                 time[i, new:, low:top][better] = found[better]
                 sizes[i, new:, low:top][better] = values[:, better].argmin(0) + 1
+=======
+                try_segments(time, sizes, i, new, outputs[s], range(max(floor, outputs[s]), top), spent, through)
+>>>>>>> paper
             for r in range(a + new, stop):
                 begin, out = max(new, r + 1 - a), outputs[r]
                 low = max(floor, through[r - s, -1], out)

@@ -125,6 +125,26 @@ def test_blocks_that_repeat_get_the_schedules_of_a_program_that_does_not_look_fo
         assert quick == best_schedules(chain, limits)
 
 
+@settings(max_examples=60, deadline=None)
+@given(blocks, st.lists(st.integers(1, 6), max_size=3), st.booleans(), st.integers(0, 3))
+def test_bounds_on_memory_leave_the_schedules_of_a_program_without_them(
+    some: tuple[Block, ...], sizes: list[int], gradients: bool, free: int
+) -> None:
+    chain = repeating(some[0], sizes, some[1:]) if sizes else some
+    chain = tuple(
+        replace(one, gradient=some[0].gradient * gradients, forward=0.0 if place < free else one.forward)
+        for place, one in enumerate(chain)
+    )
+    most = Ledger(chain).peak
+    limits = [most * share / 12 for share in range(1, 13)]
+    quick = best_schedules(chain, limits)
+    with MonkeyPatch.context() as patch:
+        patch.setattr(program, "first_repeats", lambda blocks: list(range(len(blocks))))
+        patch.setattr(program, "always_slower", lambda blocks: False)
+        patch.setattr(program, "least_levels", lambda kept, outputs, lowest: [0] * len(kept))
+        assert quick == best_schedules(chain, limits)
+
+
 def test_of_equal_blocks_little_is_computed() -> None:
     def looked_up(chain: tuple[Block, ...]) -> int:
         """Numbers of bytes that the program turns into levels: one for every block that it costs up to every t."""
