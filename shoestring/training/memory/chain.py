@@ -163,8 +163,6 @@ def always_slower(blocks: Sequence[Block]) -> bool:
     return all(block.forward > 1e-9 * whole for block in blocks if block.inside)
 
 
-<<<<<<< HEAD
-=======
 def tops_of(carried: Table, rises: Table, after: Table) -> Table:
     """Bytes to run the first blocks forward without keeping activations, one input and one block's working memory at a
     time: a row for every number of blocks, a column for every t."""
@@ -188,7 +186,6 @@ def try_segments(
     sizes[i, new:, window][better] = values[:, better].argmin(0) + 1
 
 
->>>>>>> paper
 def solve_parts(
     blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int], outputs: list[int], lowest: int = 0
 ) -> list[ChainSolution]:
@@ -213,13 +210,8 @@ def solve_parts(
     for own in reversed(parts_of(blocks)):
         a, b = own.start, own.stop
         last = [*own, *[count - 1] * (b < count)]  # the t of every column
-<<<<<<< HEAD
-        time = np.full((b - a, len(last), LEVELS + 1), np.inf)
-        sizes = np.full(time.shape, KEPT, dtype=np.int16)
-=======
         time = np.empty((b - a, len(last), LEVELS + 1))  # t < s is never written, so it takes no memory
         sizes = np.zeros(time.shape, dtype=np.int16)  # KEPT everywhere
->>>>>>> paper
         plain = np.zeros(time.shape[:2], dtype=np.int64)
         after = later[1:][last]  # gradients that stand before t
         for s in reversed(own):
@@ -244,19 +236,7 @@ def solve_parts(
             through = units(tops_of(carried[s:stop], rises[s:stop], after[new:]))
             spent = np.cumsum(forward[s:stop])
             if new > i:  # these blocks all have the same output and their segments are solved: try them at once
-<<<<<<< HEAD
-                out = outputs[s]
-                low = max(floor, out)
-                values = spent[: new - i, None, None] + time[i + 1 : new + 1, new:, low - out : max(top - out, 0)]
-                values += time[i, i:new, None, low:top]
-                values[levels[low:top] < through[: new - i, :, None]] = np.inf
-                found = values.min(0)
-                better = found < time[i, new:, low:top]
-                time[i, new:, low:top][better] = found[better]
-                sizes[i, new:, low:top][better] = values[:, better].argmin(0) + 1
-=======
                 try_segments(time, sizes, i, new, outputs[s], range(max(floor, outputs[s]), top), spent, through)
->>>>>>> paper
             for r in range(a + new, stop):
                 begin, out = max(new, r + 1 - a), outputs[r]
                 low = max(floor, through[r - s, -1], out)
