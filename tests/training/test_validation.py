@@ -176,7 +176,7 @@ def test_a_plan_tells_where_validation_is_its_peak_and_how_long_it_takes() -> No
     assert plan.predicted["validation_seconds"] > 0 and plan.predicted["training_seconds"] > 0
     assert plan.as_json()["validation_seconds"] > 0 == without.as_json()["validation_seconds"]
     assert (plan.predicted["flops"], plan.predicted["traffic_bytes"], plan.predicted["step_seconds"]) == (
-        without.flops,
+        without.predicted["flops"],
         without.predicted["traffic_bytes"],
         without.predicted["step_seconds"],
     )
