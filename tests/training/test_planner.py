@@ -26,7 +26,7 @@ MACHINE = Hardware(disk=3e8, direct=2e9, moving=1e-10)
 def test_a_plan_that_moves_bytes_says_how_many_and_how_fast(tmp_path: Path) -> None:
     outcome = Planner(job("chain"), MACHINE).outcome(None, forced=(OffloadActivations(),))
     told, shown = outcome.as_json(), training_outcome_text(outcome)
-    assert told["chosen"]["traffic_bytes"] > 0 and told["chosen"]["disk_bytes_per_second"] == pytest.approx(3e8)
+    assert told["chosen"]["traffic_bytes"] > 0 and told["chosen"]["details"]["disk_speed"] == pytest.approx(3e8)
     assert f"to and from the disk: {bytes_text(told['chosen']['traffic_bytes'])} a step, at 286 MiB/s" in shown
     outcome.chosen.save(tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json").details.disk_speed == outcome.chosen.details.disk_speed
@@ -34,11 +34,8 @@ def test_a_plan_that_moves_bytes_says_how_many_and_how_fast(tmp_path: Path) -> N
 
 def test_a_plan_that_moves_nothing_says_nothing_of_the_disk() -> None:
     outcome = Planner(job("chain"), MACHINE).outcome(None, forced=())
-    assert (
-        outcome.as_json()["chosen"]["disk_bytes_per_second"]
-        == outcome.as_json()["plain"]["disk_bytes_per_second"]
-        == 0.0
-    )
+    told = outcome.as_json()
+    assert told["chosen"]["details"]["disk_speed"] == told["plain"]["details"]["disk_speed"] == 0.0
     assert "disk" not in training_outcome_text(outcome)
 
 
