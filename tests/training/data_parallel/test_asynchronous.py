@@ -271,8 +271,9 @@ def test_the_rate_of_a_stale_step_is_divided_by_its_staleness(
         optimizer=lambda weights: torch.optim.SGD(weights, lr=0.8),
     )
     model = job.model()
-    nn.init.constant_(model.weight, 0.5)  # a difference of two that are almost equal has no digits
     run = prepared(job, [Asynchronous(kind, correct=correct)], model)
+    # Memory that a first worker would have filled; and a difference of two that are almost equal has no digits
+    nn.init.constant_(model.weight, 0.5)
     engine: Any = run.team.assignment
     before = model.weight.item()
     if kind == "server":
