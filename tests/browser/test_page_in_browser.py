@@ -20,6 +20,7 @@ from shoestring.show.page import page as report
 from shoestring.show.watch.follow import Watch
 from shoestring.show.watch.server import WatchServer
 from tests.show import made_runs
+from tests.show.made_reports import made_report
 from tests.show.made_runs import MIB, add, made_run, step_fields
 from tests.waiting import HUNG
 
@@ -235,15 +236,17 @@ def test_words_in_drawings_never_overlap(browser: Any, width: int, script: bool)
             samples = [[scale * place, (3 + place) << 20] for place in range(count)]
             opened.set_content(
                 report(
-                    {
-                        "state": "running",
-                        "step": count,
-                        "steps": 2 * count,
-                        "losses": values,
-                        "seconds": values,
-                        "samples_process": samples,
-                        "budget": {"memory": (count + 5) << 20},
-                    }
+                    made_report(
+                        {
+                            "state": "running",
+                            "step": count,
+                            "steps": 2 * count,
+                            "losses": values,
+                            "seconds": values,
+                            "samples_process": samples,
+                            "budget": {"memory": (count + 5) << 20},
+                        }
+                    )
                 )
             )
             assert opened.locator(".stage").count() == (3 if script else 0)
