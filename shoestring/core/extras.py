@@ -47,7 +47,11 @@ EXTRAS = {
         Extra("sklearn", ("sklearn",), "the built-in job `digits`"),
         Extra("transformers", ("transformers",), "jobs with Hugging Face models, such as examples/fine_tune.py"),
         Extra("peft", ("peft",), "loading what export --to peft writes"),
-        Extra("serve", ("starlette", "uvicorn", "httptools", "aiohttp"), "serve and load: answers over HTTP, and a load test"),
+        Extra(
+            "serve",
+            ("starlette", "uvicorn", "httptools", "aiohttp"),
+            "serve and load: answers over HTTP, and a load test",
+        ),
     )
 }
 
