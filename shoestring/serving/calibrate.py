@@ -41,7 +41,7 @@ MIXED = ((2, 4), (8, 12), (24, 32))  # rows of batches of mixed lengths
 EXACT = 1e-3  # largest relative difference that is rounding
 AT_ONCE, AT_LEAST = 4, 0.1  # times, and seconds, that processes compute the same batch at once
 SHORTEST = 1e-4  # seconds that the kernel's count of a process is right to
-FRONT_SECONDS = 4e-4  # CPU time of a request in the front, as measured by benchmarks/serving; corrected while it serves
+FRONT_SECONDS = 4e-4  # CPU time of a request in the front: an estimate, nothing measures it yet
 
 
 @dataclass(frozen=True)

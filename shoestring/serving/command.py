@@ -43,7 +43,16 @@ def run(command: ServeCommand, call: Call) -> int:
     with session_of(held_folder(command, source)) as session:
         say(call, f"the run is kept in {session.folder.path}")
         show = partial(shown, call, command)
-        run = ServingRun(session, source, command.asked, command.listen, show, partial(heard, call), ticking)
+        run = ServingRun(
+            session,
+            source,
+            command.asked,
+            command.listen,
+            show,
+            partial(heard, call),
+            partial(token_made, call),
+            ticking,
+        )
         played = session.play(run)
         assert played.ended is not None, "a server is never finished"
         done = played.ended
@@ -113,6 +122,10 @@ def text_of(outcome: ServingOutcome, command: ServeCommand) -> str:
     from shoestring.serving.text import outcome_text
 
     return outcome_text(outcome, screen(sys.stderr), command.asked.hourly_price)
+
+
+def token_made(call: Call, token: str) -> None:
+    say(call, f"clients send the header Authorization: Bearer {token}")
 
 
 def heard(call: Call, event: Event) -> None:

@@ -1,9 +1,9 @@
-"""The serving room: what the chooser chooses among, and how a candidate is confirmed by really serving."""
+"""The serving room: what the chooser chooses among, and how its cost is known."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from shoestring.core.figures import Quantity
@@ -53,7 +53,7 @@ class ServingDetails:
 
 ServingPlan = Plan[ServingTechnique, ServingDetails]
 ServingOutcome = Outcome[ServingPlan]
-Confirm = Callable[[Deployment, Mapping[str, float]], Mapping[str, float]]  # measured figures of a deployment that runs
+BASIS = "simulated from measured batches; memory and what HTTP takes of a request are estimates"
 
 
 class ServingRoom(Room[ServingTechnique, ServingCost, ServingPlan]):
@@ -63,7 +63,7 @@ class ServingRoom(Room[ServingTechnique, ServingCost, ServingPlan]):
     better: ClassVar[str] = "faster"
     worse: ClassVar[str] = "slower"
     arithmetic: ClassVar[str] = "by simulation"
-    real: ClassVar[str] = "when it really serves"
+    real: ClassVar[str] = "by simulation"
     phrases: ClassVar[Mapping[str, str]] = {
         "process_bytes": "{} of memory",
         "latency_seconds": "{} an answer",
@@ -73,21 +73,19 @@ class ServingRoom(Room[ServingTechnique, ServingCost, ServingPlan]):
         "seconds_per_request": "{} a request",
     }
 
-    def __init__(self, confirm: Confirm, catalogue: Sequence[type[ServingTechnique]] = CATALOGUE) -> None:
-        self.measure, self.catalogue = confirm, tuple(catalogue)
+    def __init__(self, catalogue: Sequence[type[ServingTechnique]] = CATALOGUE) -> None:
+        self.catalogue = tuple(catalogue)
 
     def clash(self, one: ServingTechnique, other: ServingTechnique) -> str:
         named = frozenset((type(one).__name__, type(other).__name__))
         return CONFLICTS.get(named, "") or super().clash(one, other)
 
     def sketch(self, one: Candidate[ServingTechnique, ServingCost]) -> ServingPlan:
-        return ServingPlan(one.techniques, one.exactness, one.known, details_of(one.cost), "simulated")
+        return ServingPlan(one.techniques, one.exactness, one.known, details_of(one.cost), BASIS)
 
     def confirm(self, one: Candidate[ServingTechnique, ServingCost]) -> ServingPlan:
-        """The deployment started and asked, if only for a moment: what can't be served is seen now."""
-        found = self.measure(one.cost.deployment, one.known)
-        plan = self.sketch(one)
-        return replace(plan, basis="simulated from measured batches, memory measured").predicting(**found)
+        """The sketch: no candidate is started, its queue is simulated with what was measured of batches."""
+        return self.sketch(one)
 
 
 def details_of(cost: ServingCost) -> ServingDetails:
@@ -115,12 +113,11 @@ def deployment_of(plan: ServingPlan) -> Deployment:
 
 def plan_serving(
     cost: ServingCost,
-    confirm: Confirm,
     use: Sequence[str | ServingTechnique] | None = None,
     catalogue: Sequence[type[ServingTechnique]] = CATALOGUE,
 ) -> ServingOutcome:
     """The best deployment within the budget, or exactly the techniques that are asked for. Raises OverBudget with the nearest."""
-    room = ServingRoom(confirm, catalogue)
+    room = ServingRoom(catalogue)
     plain = room.confirm(asked_for((), cost))
     techniques = None
     if use is not None:

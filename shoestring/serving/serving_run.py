@@ -56,6 +56,7 @@ class ServingRun(Execution[ServingPlan, ServingResult]):
     listen: ListenOptions
     show: Callable[[ServingOutcome], None] = lambda outcome: None
     heard: Callable[[Event], None] = lambda event: None  # to whoever looks on
+    secret: Tell = lambda token: None  # is told the token that was made for clients, which no file keeps
     doing: Callable[[str], AbstractContextManager[object]] = nullcontext  # is entered while something takes long
 
     @property
@@ -97,6 +98,8 @@ class ServingRun(Execution[ServingPlan, ServingResult]):
             held, most = bytes_of_tree(os.getpid()), self.asked.budget().memory
             if most is not None and held > most:
                 tell(Warned(f"all processes together have {bytes_text(held)}, more than {bytes_text(most)}"))
+            if server.token and self.listen.token is None:
+                self.secret(server.token)
             url = server.url.partition("?")[0]
             tell(Listening(url=url, model=name, replicas=deployment_of(plan).replicas, bytes=held))
 
@@ -113,7 +116,7 @@ def outcome_for(source: ServedSource, asked: ServeOptions) -> ServingOutcome:
     """Measure what is served, and choose how. Raises OverBudget with the nearest."""
     evidence = run_worker(CalibrateTask(**source.arguments, cores=os.cpu_count() or 1), {})
     cost = ServingCost(evidence, asked.budget())
-    found = plan_serving(cost, lambda deployment, known: {}, asked.use)
+    found = plan_serving(cost, asked.use)
     if evidence.load <= BUSY:
         return found
     told = f"the machine was busy while the model was measured: {evidence.load:.0%} of the time no core was free"

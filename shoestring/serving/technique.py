@@ -5,7 +5,7 @@ The plain server computes each request alone, in one process, with torch.
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -110,6 +110,6 @@ class ServingTechnique(Technique[Deployment, ServingCost], ABC):
     def cost(self, cost: ServingCost) -> ServingCost:
         return replace(cost, deployment=self.apply(cost.deployment))
 
+    @abstractmethod
     def changes(self, deployment: Deployment) -> Mapping[str, object]:
         """The fields of a deployment that it changes."""
-        raise NotImplementedError

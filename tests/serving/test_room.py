@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,7 @@ from shoestring.core.errors import OverBudget
 from shoestring.serving.evidence import EngineEvidence, ServingEvidence
 from shoestring.serving.room import deployment_of, plan_serving
 from shoestring.serving.service_time import ServiceTime
-from shoestring.serving.technique import Deployment, ServingCost
+from shoestring.serving.technique import ServingCost
 from shoestring.serving.techniques.dynamic_batching import PackedBatching
 from shoestring.serving.techniques.onnx_runtime import OnnxRuntime
 from shoestring.serving.techniques.replicate import Replicate
@@ -33,13 +32,9 @@ EVIDENCE = ServingEvidence(
 )
 
 
-def measured(deployment: Deployment, predicted: Mapping[str, float]) -> Mapping[str, float]:
-    return {}
-
-
 def test_packing_and_replicas_are_chosen_where_exactness_counts() -> None:
     cost = ServingCost(EVIDENCE, Budget(latency=0.1, quality=1.0))
-    found = plan_serving(cost, measured, catalogue=(OnnxRuntime, PackedBatching, Replicate))
+    found = plan_serving(cost, catalogue=(OnnxRuntime, PackedBatching, Replicate))
     chosen = deployment_of(found.chosen)
     assert chosen.replicas == 2 and chosen.batching.packed and chosen.engine == "torch"
     assert found.plain is not None
@@ -49,25 +44,25 @@ def test_packing_and_replicas_are_chosen_where_exactness_counts() -> None:
 
 def test_bytes_are_multiplied_where_fidelity_may_be_less() -> None:
     cost = ServingCost(EVIDENCE, Budget(latency=0.1, quality=0.99))
-    assert deployment_of(plan_serving(cost, measured, catalogue=(OnnxRuntime,)).chosen).engine == "onnx-int8"
+    assert deployment_of(plan_serving(cost, catalogue=(OnnxRuntime,)).chosen).engine == "onnx-int8"
 
 
 def test_a_tighter_target_means_smaller_batches() -> None:
     def tokens(target: float) -> int:
         cost = ServingCost(EVIDENCE, Budget(latency=target, quality=1.0))
-        return deployment_of(plan_serving(cost, measured, catalogue=(PackedBatching,)).chosen).batching.tokens
+        return deployment_of(plan_serving(cost, catalogue=(PackedBatching,)).chosen).batching.tokens
 
     assert tokens(0.06) <= tokens(0.6)
 
 
 def test_a_target_that_no_request_alone_can_meet_is_refused_with_the_nearest() -> None:
     with pytest.raises(OverBudget, match="an answer"):
-        plan_serving(ServingCost(EVIDENCE, Budget(latency=0.001)), measured, catalogue=(PackedBatching,))
+        plan_serving(ServingCost(EVIDENCE, Budget(latency=0.001)), catalogue=(PackedBatching,))
     with pytest.raises(OverBudget, match="of memory"):
-        plan_serving(ServingCost(EVIDENCE, Budget(memory=100 << 20)), measured, catalogue=(Replicate,))
+        plan_serving(ServingCost(EVIDENCE, Budget(memory=100 << 20)), catalogue=(Replicate,))
 
 
 def test_what_is_named_is_used() -> None:
     cost = ServingCost(EVIDENCE, Budget())
-    found = plan_serving(cost, measured, ["PackedBatching(tokens=300)", "Replicate()"])
+    found = plan_serving(cost, ["PackedBatching(tokens=300)", "Replicate()"])
     assert deployment_of(found.chosen).batching.tokens == 300 and found.asked

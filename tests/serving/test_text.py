@@ -13,7 +13,7 @@ from tests.serving.test_technique import cost
 
 
 def planned(budget: Budget = Budget(), *use: str) -> ServingOutcome:
-    return plan_serving(cost(budget=budget), lambda deployment, known: {}, use or None, catalogue=(Replicate,))
+    return plan_serving(cost(budget=budget), use or None, catalogue=(Replicate,))
 
 
 def test_the_plan_the_others_and_every_load_are_told() -> None:

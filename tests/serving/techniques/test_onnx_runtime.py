@@ -30,14 +30,12 @@ def test_an_engine_that_is_missing_is_refused_with_its_reason() -> None:
     assert OnnxRuntime().refusal(found) == "the forward can't be traced"
     assert OnnxRuntime().refusal(cost()) == "it was not measured" and OnnxRuntime(int8=True).refusal(found) == ""
     with pytest.raises(Mistake, match="the forward can't be traced"):
-        plan_serving(found, lambda deployment, known: {}, ["OnnxRuntime()"])
+        plan_serving(found, ["OnnxRuntime()"])
 
 
 def test_a_lower_fidelity_is_chosen_only_where_it_is_allowed() -> None:
     def engine(least: float) -> str:
-        found = plan_serving(
-            cost(budget=Budget(quality=least)), lambda deployment, known: {}, catalogue=(OnnxRuntime,)
-        ).chosen
+        found = plan_serving(cost(budget=Budget(quality=least)), catalogue=(OnnxRuntime,)).chosen
         return found.details.engine
 
     assert engine(0.99) == "onnx-int8" and engine(0.991) == "torch"
