@@ -25,7 +25,7 @@ from turns import techniques
 from shoestring.core.errors import OverBudget
 from shoestring.core.technique import technique_json
 from shoestring.core.units import bytes_text, seconds_text
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.measure.probe import known_hardware
 from shoestring.processes.launch import run_worker
 from shoestring.training.execution.tasks import TrainTask
@@ -61,7 +61,7 @@ def accelerate_estimate(planner: Planner) -> int:
 
 
 def problem_rows(name: str) -> dict[str, Any]:
-    job = loaded_job(HERE / "problems.py", {"problem": name, "steps": STEPS})
+    job = load_job(HERE / "problems.py", {"problem": name, "steps": STEPS})
     planner = Planner(job, known_hardware(), run_worker)
     ledger = planner.ledger()
     rows = []

@@ -95,7 +95,7 @@ def one_or_many(names: Any) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def copied_module(module: nn.Module, instead: Mapping[int, Any]) -> nn.Module:
+def copy_module(module: nn.Module, instead: Mapping[int, Any]) -> nn.Module:
     """A copy of a module; objects with an id in `instead` are replaced, and whatever can't be copied is shared."""
     try:
         return deepcopy(module, dict(instead))

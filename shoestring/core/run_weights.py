@@ -46,7 +46,7 @@ def result(run: Run) -> dict[str, Any]:
 
 
 @contextmanager
-def guarded_outside(run: Run) -> Iterator[None]:
+def guard_outside(run: Run) -> Iterator[None]:
     """Guards job code that runs outside of a step (used in `OutsideSteps.usable`): refuses access to weights that are
     not in memory."""
     with ExitStack() as stack:

@@ -166,7 +166,7 @@ class Feed:
         """A part of the batch whose samples are known."""
         self.assignment.idle = part >= len(self.whole)
         if self.fetchers is not None and self.next_fetched is None and type(self.assignment) is OwnPart:
-            self.fetchers.begin(self.wanted_from(number, part))
+            self.fetchers.begin(self.requests_from(number, part))
             self.next_fetched = number, part
         if self.fetchers is not None and self.next_fetched == (number, part):
             self.next_fetched = number + 1, part
@@ -180,7 +180,7 @@ class Feed:
         ]
         return BatchRequest(number, part, number // max(self.length, 1), chosen[begin:end])
 
-    def wanted_from(self, begin: int, part: int) -> Iterator[BatchRequest]:
+    def requests_from(self, begin: int, part: int) -> Iterator[BatchRequest]:
         for number, chosen in enumerate(self.chosen_samples(begin), begin):
             yield self.batch_request(number, part, chosen)
 

@@ -24,7 +24,7 @@ from typing import Any
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.regular import read_regular
-from shoestring.jobfile import BUILT_IN, Flag, flags_known, job_path, loaded_job
+from shoestring.jobfile import BUILT_IN, Flag, flags_known, job_path, load_job
 from shoestring.runs.folder import Folder
 
 Named = (
@@ -75,7 +75,7 @@ def named_job(claim: Claim, named: Named | None, given: Mapping[str, Any]) -> tu
             f"{path} is not as it was when {claim.folder} was made; that its weights have the same names and shapes is "
             f"checked, what it computes with them is not",
         )
-    return loaded_job(path, flags), notes
+    return load_job(path, flags), notes
 
 
 def job_file(claim: Claim, named: str | Path | None) -> str:

@@ -65,14 +65,14 @@ def report_finished(
     if call.json:
         print(json.dumps(finite_json(dict(report))))
         return DONE
-    with believed_report(run):
+    with check_report(run):
         place = Path(asked.report or run / "report.html")
         shown(report, place) if shown is not None else show(report, told, place)
     return DONE
 
 
 @contextmanager
-def believed_report(run: Path) -> Iterator[None]:
+def check_report(run: Path) -> Iterator[None]:
     """While inside, what a run's report.json says that can't be is told as its fault: anybody may have written it."""
     try:
         yield

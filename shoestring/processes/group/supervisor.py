@@ -297,9 +297,9 @@ class Supervisor:
             self.tell(Warned(f"the workers lost each other after {step_text(self.step)} ({how}){onward}"))
         self.counted = self.counted or not counted
         if last:
-            raise Crashed(self.given_up(deaths))
+            raise Crashed(self.give_up_text(deaths))
 
-    def given_up(self, deaths: Sequence[WorkerDied]) -> str:
+    def give_up_text(self, deaths: Sequence[WorkerDied]) -> str:
         who = str(deaths[0]) if deaths else "the workers lost each other" + self.waited * f" ({self.peer_lost})"
         if self.waited and not deaths and not self.task.resumes:
             return f"{who}: a worker stands still in the job, or each waits for another, and it would come again"

@@ -20,7 +20,7 @@ from shoestring.show.page.charts import MOST, Chart, Line
 from shoestring.show.page.curves import HELD_OUT, MOST_NAME, metric_line, metric_names, process_line, step_line
 from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import render
-from shoestring.show.page.room_page import Cell, RoomCell, page_of, pages, said_by_room
+from shoestring.show.page.room_page import Cell, RoomCell, ask_room, page_of, pages
 from shoestring.show.page.standing import NO_BETTER, counted_steps, headline, standing, taken_steps, why_ended
 from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
@@ -105,7 +105,7 @@ def summary(report: Report, name: str) -> Summary:
         line if losses else None,
         counts=step_word(report),
         plans_memory=page_of(report).plans_memory,
-        of_room=tuple(said_by_room(report, lambda room: room.cells(report.of_room))),
+        of_room=tuple(ask_room(report, lambda room: room.cells(report.of_room))),
     )
 
 
@@ -258,7 +258,7 @@ def curves(report: Report) -> str:
         ),
         ("learning rate", step_line(report, report.curves.rates, "", "")),
         ("gradient norm", step_line(report, report.curves.norms, "", "")),
-        *said_by_room(report, lambda room: room.lines(report.of_room)),
+        *ask_room(report, lambda room: room.lines(report.of_room)),
         ("memory", process_line(report)),
     )
     return (

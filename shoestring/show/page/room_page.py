@@ -98,7 +98,7 @@ def page_of(report: Report) -> RoomPage[Any]:
     return pages().get(report.room, PLAIN)
 
 
-def said_by_room(report: Report, ask: Callable[[RoomPage[Any]], Iterable[T]]) -> list[T]:
+def ask_room(report: Report, ask: Callable[[RoomPage[Any]], Iterable[T]]) -> list[T]:
     """The result of asking the room; empty if that fails, so that no room breaks a page."""
     try:
         return list(ask(page_of(report)))

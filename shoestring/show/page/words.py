@@ -14,7 +14,7 @@ from shoestring.runs import time_left
 from shoestring.runs.event import Validated, Warned
 from shoestring.runs.report import Report
 from shoestring.show.page.render import NONE, escape_cut
-from shoestring.show.page.room_page import page_of, said_by_room
+from shoestring.show.page.room_page import ask_room, page_of
 
 STATES = {
     "planning": "Planning",
@@ -63,7 +63,7 @@ def verb_of(report: Report) -> Verb:
 
 def flags_of(report: Report) -> Mapping[str, object]:
     """The job's arguments and the room's options."""
-    return {**report.arguments, **dict(said_by_room(report, lambda room: room.flags(report.of_room).items()))}
+    return {**report.arguments, **dict(ask_room(report, lambda room: room.flags(report.of_room).items()))}
 
 
 def short(value: float) -> str:

@@ -23,7 +23,7 @@ from shoestring.processes.group.launch import run_group
 from shoestring.processes.group.rendezvous import Rendezvous
 from shoestring.processes.group.worker import says_peer_lost, wait_for_all
 from shoestring.processes.messages import OutOfMemory
-from shoestring.processes.nodes import Nodes, parsed_nodes, surrounding_nodes
+from shoestring.processes.nodes import Nodes, parse_nodes, surrounding_nodes
 from shoestring.runs.event import Died, Event, Stepped
 from shoestring.runs.folder import holder
 from shoestring.training.execution.tasks import TrainTask
@@ -404,7 +404,7 @@ def test_losing_another_worker_is_nobodys_mistake() -> None:
 
 
 def test_the_machines_are_read_from_what_the_user_or_a_scheduler_says() -> None:
-    assert parsed_nodes("a.b:29400,1/2") == Nodes("a.b", 29400, 1, 2)
+    assert parse_nodes("a.b:29400,1/2") == Nodes("a.b", 29400, 1, 2)
     torchrun = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h", "MASTER_PORT": "7", "LOCAL_RANK": "1"}
     assert surrounding_nodes(torchrun | {"TORCHELASTIC_USE_AGENT_STORE": "True"}) == Nodes(
         "h", 7, 1, 4, torchrun=True, device=1
