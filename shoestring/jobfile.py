@@ -53,7 +53,7 @@ class Course:
 
     @property
     def values(self) -> dict[str, int]:
-        """Those that were asked for."""
+        """The values that the user gave, by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 

@@ -238,13 +238,13 @@ def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bo
     def part(quick: bool) -> dict[str, Any]:
         from shoestring.compression.formats.packed_modules import decode_weights
         from shoestring.compression.healing import healed as heal
-        from shoestring.compression.session import CompressOptions, begun, loaded_model
+        from shoestring.compression.session import CompressOptions, begin_session, loaded_model
         from shoestring.compression.source import from_job
         from shoestring.core.budget import Budget
         from shoestring.training.library import train
 
         source = from_job(str(HERE / "minilm_job.py"), {})
-        session = begun(
+        session = begin_session(
             source, CompressOptions(Budget.parse(size=size) if size else Budget(), use=use, measure="cosine")
         )
         with tempfile.TemporaryDirectory() as folder:

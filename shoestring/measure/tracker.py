@@ -412,7 +412,7 @@ def report_visits(run: Run, enter: Callable[[str], None], leave: Callable[[str, 
 
 @contextmanager
 def note_caches(run: Run, traits: set[str]) -> Iterator[None]:
-    """While inside, a key-value cache that a block is given is noted as a trait."""
+    """While inside, note as a trait that a block is given a key-value cache."""
 
     def look(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         if holds_cache((args, tuple(named.values()))):

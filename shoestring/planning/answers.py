@@ -34,7 +34,7 @@ from types import ModuleType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from shoestring.core.codec import to_json
-from shoestring.core.regular import read_regular
+from shoestring.core.regular import file_sha256
 from shoestring.measure.cache import cache_folder, read_cached, value_of, write_cached
 from shoestring.measure.load import HELD_UP
 from shoestring.measure.tracker import Log
@@ -195,7 +195,7 @@ def digests(files: Iterable[str]) -> dict[str, str]:
     found = {}
     for name in files:
         with suppress(OSError, ValueError):  # ValueError: an impossible path
-            found[name] = hashlib.sha256(read_regular(name)).hexdigest()
+            found[name] = file_sha256(name)
     return found
 
 

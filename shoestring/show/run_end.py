@@ -73,7 +73,8 @@ def report_finished(
 
 @contextmanager
 def check_report(run: Path) -> Iterator[None]:
-    """While inside, what a run's report.json says that can't be is told as its fault: anybody may have written it."""
+    """While inside, an error from impossible content is reported as the fault of the run's report.json, which anybody
+    may have written."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:

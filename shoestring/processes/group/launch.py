@@ -36,7 +36,8 @@ from torch.distributed.elastic.events.api import EventSource
 from shoestring.core.errors import Crashed, Mistake
 from shoestring.core.files import temporary_folder
 from shoestring.processes.group.fork_server import ForkServer
-from shoestring.processes.group.rendezvous import Closed, Rendezvous, interface
+from shoestring.processes.group.rendezvous import Closed, Rendezvous
+from shoestring.processes.group.store import interface
 from shoestring.processes.group.supervisor import LOOK, StoppedUnsaved, Supervisor
 from shoestring.processes.messages import Closing
 from shoestring.processes.signals import stopping_gently

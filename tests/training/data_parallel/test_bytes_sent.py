@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoestring.core.hardware import Hardware
-from shoestring.core.sums import Rate, Speeds, choose_algorithm
+from shoestring.core.sum_costs import Rate, Speeds, choose_algorithm
 from shoestring.core.technique import text
 from shoestring.jobfile import load_job
 from shoestring.training.catalogue import CATALOGUE
