@@ -241,7 +241,6 @@ def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bo
         from shoestring.compression.session import CompressOptions, begin_session, loaded_model
         from shoestring.compression.source import from_job
         from shoestring.core.budget import Budget
-        from shoestring.training.library import train
 
         source = from_job(str(HERE / "minilm_job.py"), {})
         session = begin_session(
@@ -249,7 +248,7 @@ def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bo
         )
         with tempfile.TemporaryDirectory() as folder:
             before = compared(compressed_model(session.plan).model, source, session.given.unseen)
-            session = heal(session, "20s" if quick else minutes, Path(folder) / "healing", train)
+            session = heal(session, "20s" if quick else minutes, Path(folder) / "healing")
             measured = session.write_and_measure(Path(folder) / "small")
             torch.set_num_threads(1)
             model = loaded_model(session.source, Path(folder) / "small")

@@ -162,7 +162,7 @@ def predicted(way: Way) -> dict[str, Any]:
         for rank in range(STAGES)
     ]
     first = prepared(places[0], [way.plan], job.model()).state["stages"]
-    stash = first.lag * sum(one.nbytes for one in first.own_weights) if isinstance(first, PipeDream) else 0
+    stash = first.lag * sum(one.nbytes for one in first.weights.own_weights) if isinstance(first, PipeDream) else 0
     return {"peaks": [peak(rehearse(one, [way.plan, FusedOptimizer()])).bytes for one in places], "stash": stash}
 
 
