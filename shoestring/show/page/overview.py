@@ -190,7 +190,9 @@ def columns(runs: Sequence[Summary]) -> tuple[list[Column], str]:
     metrics = list(dict.fromkeys(name for one in runs for name in one.metrics))[:MOST_METRICS]
     found = [Column(name, flag_cell(name)) for name in differ[:MOST_FLAGS]]
     found += [Column("Techniques", techniques_cell, long=True)] * any(one.techniques is not None for one in runs)
-    found += [Column("Training loss", lambda one: number_cell(one.loss, loss_text))]
+    found += [Column("Training loss", lambda one: number_cell(one.loss, loss_text))] * any(
+        one.loss is not None for one in runs
+    )
     found += [
         Column(
             "Held-out loss" if name == HELD_OUT else f"Best {name}",
@@ -210,7 +212,7 @@ def columns(runs: Sequence[Summary]) -> tuple[list[Column], str]:
             Column("Budget", lambda one: number_cell(one.memory[2], bytes_text)),
         ]
     )
-    return [*found, Column("Trained", lambda one: number_cell(one.seconds, about))], same
+    return [*found, Column("Time", lambda one: number_cell(one.seconds, about))], same
 
 
 def room_cell(name: str) -> Callable[[Summary], Cell]:

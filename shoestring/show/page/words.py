@@ -149,9 +149,9 @@ def job_text(report: Report) -> Markup:
 
     >>> from shoestring.runs.request import Request
     >>> str(job_text(Report(request=Request(job="jobs/gpt.py")))), str(job_text(Report()))
-    ('gpt', 'training run')
+    ('gpt', 'run')
     """
-    return escape_cut(report.job or report.path.name or "training run", 80)
+    return escape_cut(report.job or report.path.name or "run", 80)
 
 
 def step_seconds(report: Report) -> float | None:
