@@ -16,7 +16,7 @@ from shoestring.core.run_weights import bring_home
 from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import draft as drafted
 from shoestring.runs.checkpoints import newest_good, publish
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.execution.snapshot import restore, snapshot_of
 from shoestring.training.loop import steps
 from shoestring.training.progress import Progress
@@ -62,7 +62,7 @@ def trained(job: Job, techniques: Sequence[Technique], folder: Path, stops: Coll
 
 def begun(job: Job, techniques: Sequence[Technique], folder: Path, resumed: bool) -> tuple[Run, Progress]:
     feed = Feed(job)
-    run = prepared(job, techniques, seeded(job), folder, resumed)
+    run = build_run(job, techniques, seeded(job), folder, resumed)
     feed.assignment = run.team.assignment
     course = Progress(job, run, feed)
     if resumed:

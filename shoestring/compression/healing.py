@@ -47,7 +47,7 @@ TRIED = 0.04  # fraction of the steps for each trial;
 FEWEST = 8  # with fewer steps, a trial tells nothing
 
 
-def healed(session: CompressSession, time: str, folder: Path) -> CompressSession:
+def heal_session(session: CompressSession, time: str, folder: Path) -> CompressSession:
     """The session with weights that were trained towards the original for `time`."""
     seconds = parse_seconds(time)
     plan = session.plan
@@ -73,7 +73,7 @@ def student_of(session: CompressSession, forms: dict[str, WeightFormat]) -> Call
     study = session.plan.details.cost.study
     base = copy.deepcopy(study.model)
 
-    def made() -> nn.Module:
+    def make_student() -> nn.Module:
         trainable = trainable_formats(forms)
         model = place_formats(
             copy.deepcopy(base), {**{name: copy.deepcopy(form) for name, form in forms.items()}, **trainable}
@@ -82,7 +82,7 @@ def student_of(session: CompressSession, forms: dict[str, WeightFormat]) -> Call
             parameter.requires_grad_(name.rpartition(".")[0].endswith(SUFFIX))
         return answering(model)
 
-    return made
+    return make_student
 
 
 def answering(model: nn.Module) -> nn.Module:

@@ -33,7 +33,7 @@ LOOKING = "inspecting the clients and timing devices' work …"
 def run(command: FederateCommand, call: Call) -> int:
     from shoestring.federated.options import FederateOptions
     from shoestring.federated.task_command import check_task, run_task
-    from shoestring.training.commands.job_flags import AskedJob, JobLoader, asked_job, loaded
+    from shoestring.training.commands.job_flags import AskedJob, JobLoader, asked_job, load_job
 
     check_task(command)
     asked = FederateOptions.parsed(vars(command.asked))
@@ -45,9 +45,9 @@ def run(command: FederateCommand, call: Call) -> int:
     command.run.check()
     _ = command.run.cadence  # reports a mistake in it now
     if not training:
-        return run_task(command, call, loaded(call, given.path, given.flags, ROOM), asked)
+        return run_task(command, call, load_job(call, given.path, given.flags, ROOM), asked)
     if command.plan_only or command.verify:
-        return without_folder(command, call, loaded(call, given.path, given.flags, ROOM), asked)
+        return without_folder(command, call, load_job(call, given.path, given.flags, ROOM), asked)
     from dataclasses import replace
     from pathlib import Path
 
@@ -105,7 +105,7 @@ def without_folder(command: FederateCommand, call: Call, job: Job, asked: Federa
         return DONE
     found = verify_plan(given, outcome.chosen)
     print(json.dumps(finite_json(found.as_json())) if call.json else verdict_text(found, screen(sys.stdout)))
-    return DONE if found.kept else NOT_KEPT
+    return DONE if found.holds else NOT_KEPT
 
 
 def run_federation(command: FederateCommand, call: Call, loader: JobLoader, session: Session) -> int:
@@ -129,7 +129,7 @@ def run_federation(command: FederateCommand, call: Call, loader: JobLoader, sess
         shower = RoundShower(call, line, given.rounds, given.asked.epsilon)
         try:
             with shower.ticker.running(not line.moves):
-                yield Onlooker(shower, shower.heard)
+                yield Onlooker(shower, shower.on_progress)
         finally:
             line.end()
 

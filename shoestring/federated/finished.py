@@ -48,7 +48,7 @@ def finished_report(request: Request, told: Report, ended: FederationResult) -> 
             "before": [{"round": one.step, **one.before} for one in rounds if one.before],
             "after": [{"round": one.step, **one.after} for one in rounds if one.after],
             "turned_away": [
-                {"round": number, "name": name, "why": why} for number, name, why in found.turned_away[-MOST:]
+                {"round": number, "name": name, "why": why} for number, name, why in found.rejections[-MOST:]
             ],
             "predicted": predicted,
             "measured": measured_json(told),

@@ -60,7 +60,7 @@ class Federated:
 
 @contextmanager
 def threads_kept() -> Iterator[None]:
-    """Restores the script's number of threads; a federation computes with one (`prepared`)."""
+    """Restores the script's number of threads; a federation computes with one (`prepare_federation`)."""
     before = torch.get_num_threads()
     try:
         yield

@@ -88,7 +88,7 @@ def round_tiles(own: FederationReport) -> Iterator[Tile]:
         yield privacy_tile(spent)
     if own.up:
         yield Tile("Sent up", bytes_text(own.up), f"{bytes_text(own.down)} down")
-    yield Tile("Missing", count_text(own.missing, "time"), f"{len(own.turned_away):,} turned away")
+    yield Tile("Missing", count_text(own.missing, "time"), f"{len(own.rejections):,} turned away")
 
 
 def privacy_tile(spent: Privacy) -> Tile:

@@ -109,7 +109,7 @@ def participants(own: FederationReport) -> Markup:
     if known:
         mean = sum(known) / len(known)
         note = f"{count_text(int(known[-1]), 'device')} in the last round, {mean:,.1f} a round on average."
-    for count, said in ((own.missing, "missing"), (len(own.turned_away), "turned away")):
+    for count, said in ((own.missing, "missing"), (len(own.rejections), "turned away")):
         note += f" {count:,} {'was' if count == 1 else 'were'} {said} in all." if count else ""
     lines = (took, *(line for line in others if line.has_values))
     return Chart("participants", "Participants", note, lines, "round", rows="devices", zero=True, named=True).draw()
@@ -189,7 +189,7 @@ class Away:
 
 def tables(own: FederationReport) -> list[Markup]:
     """Missing and rejected devices, by name."""
-    return [one for one in (missing(own), turned_away(own)) if one]
+    return [one for one in (missing(own), rejections_section(own)) if one]
 
 
 def missing(own: FederationReport) -> Markup:
@@ -200,8 +200,8 @@ def missing(own: FederationReport) -> Markup:
     return render("missing.html", note=note, rows=rows, more=len(found) - len(rows)) if rows else Markup()
 
 
-def turned_away(own: FederationReport) -> Markup:
-    found = own.turned_away
+def rejections_section(own: FederationReport) -> Markup:
+    found = own.rejections
     rows = [(f"{number:,}", name, why or NONE) for number, name, why in found[: -MOST_ROWS - 1 : -1]]
     went_on = f"the round went on without {'it' if len(found) == 1 else 'them'}"
     note = f"{count_text(len(found), 'update')} could not be used; {went_on}."

@@ -53,12 +53,12 @@ class FederatedVerdict:
     losses: tuple[tuple[float, float], ...]  # of every round: of the plain sequential loop, and of the plan
 
     @property
-    def kept(self) -> bool:
+    def holds(self) -> bool:
         return all(one.kept is not False for one in self.verdicts)
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "kept": self.kept,
+            "kept": self.holds,
             "rounds": self.rounds,
             "losses": list(map(list, self.losses)),
             "verdicts": [

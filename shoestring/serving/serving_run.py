@@ -83,17 +83,17 @@ class ServingRun(Execution[ServingPlan, ServingResult]):
         def tell(one: Event) -> None:
             self.heard(events.add(one))
 
-        def happened(one: Happening) -> None:
+        def on_happening(one: Happening) -> None:
             nonlocal counts
             if isinstance(one, ServedFigures):
                 counts = ServingResult(
                     counts.requests + one.requests, counts.failures + one.failures, counts.refused + one.refused
                 )
-                tell(served(one))
-            elif (text := changed(one)) is not None:
+                tell(served_event(one))
+            elif (text := process_change_text(one)) is not None:
                 tell(ServerChanged(text=text))
 
-        def begun(server: Server) -> None:
+        def on_listening(server: Server) -> None:
             tell(Begun(pid=os.getpid(), steps=0, step=0, how=str(plan)))
             held, most = bytes_of_tree(os.getpid()), self.asked.budget().memory
             if most is not None and held > most:
@@ -104,7 +104,12 @@ class ServingRun(Execution[ServingPlan, ServingResult]):
             tell(Listening(url=url, model=name, replicas=deployment_of(plan).replicas, bytes=held))
 
         name = self.listen.name or self.source.name
-        serve({name: spec_of(self.source, plan, self.asked, self.folder)}, config_of(self.listen), happened, begun)
+        serve(
+            {name: spec_of(self.source, plan, self.asked, self.folder)},
+            config_of(self.listen),
+            on_happening,
+            on_listening,
+        )
         tell(Stopped(text="it was asked to stop"))
         return counts
 
@@ -154,7 +159,7 @@ def config_of(listen: ListenOptions) -> ServerConfig:
     )
 
 
-def served(one: ServedFigures) -> Served:
+def served_event(one: ServedFigures) -> Served:
     return Served(
         seconds=one.seconds,
         requests=one.requests,
@@ -166,7 +171,7 @@ def served(one: ServedFigures) -> Served:
     )
 
 
-def changed(one: Happening) -> str | None:
+def process_change_text(one: Happening) -> str | None:
     """What happened to a process, in words; None: nothing that a run keeps."""
     if isinstance(one, ReplicaDied):
         given_up = f", {one.given_up} of them given up" if one.given_up else ""

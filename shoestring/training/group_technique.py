@@ -82,7 +82,7 @@ class StagedTechnique(GroupTechnique, ABC):
         plan, in which other techniques may have changed the seconds of blocks."""
 
     @abstractmethod
-    def tried_as(self) -> StagedTechnique:
+    def trial_setting(self) -> StagedTechnique:
         """The setting whose stages must compute the losses and gradients of one process. That is tried with numbers
         before a plan states its exactness."""
 

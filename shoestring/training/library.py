@@ -99,7 +99,7 @@ def plan(
         refuse_while_imported("plan")
         outcome = plan_job(
             made_job(job, Course(steps, epochs, seed), flags),
-            PlanOptions(memory, given(use), None, fresh_plan, exact, inexact),
+            PlanOptions(memory, as_tuple(use), None, fresh_plan, exact, inexact),
             devices,
             here,
             model=model,
@@ -120,7 +120,7 @@ def text_for_script(outcome: TrainingOutcome) -> str:
     return training_outcome_text(outcome, Screen(width) if width else PIPE)
 
 
-def given(use: Iterable[Technique | str] | None) -> tuple[Technique | str, ...] | None:
+def as_tuple(use: Iterable[Technique | str] | None) -> tuple[Technique | str, ...] | None:
     return None if use is None else tuple(use)
 
 
@@ -175,7 +175,7 @@ def train(
     if devices > 1:
         return speak_of_arguments(steps_of_group(made, plan, model, kept, devices))
     return speak_of_arguments(
-        trained_here(made, plan, model) if run is None else as_steps(kept_steps(made, plan, model, kept))
+        train_here(made, plan, model) if run is None else as_steps(kept_steps(made, plan, model, kept))
     )
 
 
@@ -209,7 +209,7 @@ def speak_of_arguments(found: Generator[Step, None, None]) -> Iterator[Step]:
         yield from random_state.drawing_apart(found)
 
 
-def trained_here(
+def train_here(
     job: Job, plan: TrainingPlan | TrainingOutcome | Iterable[Technique | str], model: nn.Module | None
 ) -> Generator[Step, None, None]:
     check_held_out(job)
@@ -278,7 +278,7 @@ def fit(
                 or parts of it). As for `train`: call it under `if __name__ == "__main__":`, with pickled objects defined at the top level
     """
     asked, kept = (
-        PlanOptions(memory, given(use), None, fresh_plan, exact, inexact),
+        PlanOptions(memory, as_tuple(use), None, fresh_plan, exact, inexact),
         RunOptions(run, fresh, adopt, save_every, keep),
     )
     with speaking_of_arguments():
@@ -294,19 +294,19 @@ def fit(
     job = Job(model=Given(model), data=data, loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
     if devices > 1:
         with speaking_of_arguments(), random_state.fork_rng(), temporary_folder() as folder:
-            return fitted_by_group(job, model, asked, replace(kept, run=run or folder / "run"), devices, folder)
+            return fit_by_group(job, model, asked, replace(kept, run=run or folder / "run"), devices, folder)
     with speaking_of_arguments(), random_state.fork_rng():
         outcome = for_script(plan_job(job, asked, model=model))
     steps_done = train(job, outcome, model, run=run, fresh=fresh, adopt=adopt, save_every=save_every, keep=keep)
     return FitResult(outcome, tuple(step.loss for step in steps_done))
 
 
-def fitted_by_group(
+def fit_by_group(
     job: Job, model: nn.Module, asked: PlanOptions, kept: RunOptions, devices: int, folder: Path
 ) -> FitResult:
     sent_job = send_job(job, model, folder, devices)
     found = plan_job(sent_job, asked, devices, model=model)
-    report = group_of(job, sent_job, found, model, kept, devices).done()
+    report = group_of(job, sent_job, found, model, kept, devices).run()
     return FitResult(for_script(found), tuple(report.curves.losses), report)
 
 

@@ -54,7 +54,7 @@ def check_named(
         here=here or devices,
         kept=kept,
     )
-    return planner.admitted(techniques).exactness
+    return planner.check_named(techniques).exactness
 
 
 def unchecked_techniques(plan: TrainingPlan | TrainingOutcome, job: Job) -> tuple[Technique, ...]:

@@ -35,7 +35,7 @@ from shoestring.training.evidence.stage_trials import StagedTrials
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.group_technique import mesh_sizes, uniting
 from shoestring.training.plan import ProcessBasis, TrainingDetails, TrainingPlan, training_plan
-from shoestring.training.process_figure import ProcessFigure, estimated, expected_process, overhead
+from shoestring.training.process_figure import ProcessFigure, expected_process, overhead, process_estimate
 from shoestring.training.technique import TrainingTechnique, environment
 
 Techniques = tuple[TrainingTechnique, ...]
@@ -102,7 +102,9 @@ class Predictor:
             highest = max(highest, peak(self.log(one.techniques, rank=0)), key=lambda found: found.bytes)
         seconds = one.known["step_seconds"]
         if divided and not ranks:
-            process = estimated(max(one.known["process_bytes"], highest.bytes), ": its tensors alone are too many")
+            process = process_estimate(
+                max(one.known["process_bytes"], highest.bytes), ": its tensors alone are too many"
+            )
         elif self.tries_group(log):
             tried = self.trial(one.techniques, GROUP_STEPS, together=True)
             process = ProcessFigure(
@@ -353,12 +355,14 @@ class Predictor:
             2
         ]  # bytes of a process for being part of a group
         if hardware.described:
-            return estimated(peak(log).bytes * SLACK + hardware.base, f" from the tensors: {NOT_HERE}")
+            return process_estimate(peak(log).bytes * SLACK + hardware.base, f" from the tensors: {NOT_HERE}")
         if self.rehearsals.worker is None:
             held = Holders(self.rehearsals.job, original=model).real_bytes()
-            return estimated(status("VmRSS") + (peak(log).bytes - held) * 1.35, " from this process and its tensors")
+            return process_estimate(
+                status("VmRSS") + (peak(log).bytes - held) * 1.35, " from this process and its tensors"
+            )
         if anchor is None or (anchor.sampled and not by_rule):
-            return estimated(one.known["process_bytes"], ": no real step could be run here")
+            return process_estimate(one.known["process_bytes"], ": no real step could be run here")
         if by_rule:
             base = min(anchor.overheads.values())
             most = max(
@@ -379,14 +383,14 @@ class Predictor:
             return ProcessFigure(size, ProcessBasis.TRIAL, f"{how}, and a trial of {count} steps")
         if self.is_divided(one.techniques):  # a single worker would lack the rest of its line
             size = max(one.known["process_bytes"], peak(log).bytes + min(anchor.overheads.values()))
-            return estimated(size, ": not all workers are here")
+            return process_estimate(size, ": not all workers are here")
         if not one.techniques and not anchor.eased and not self.rehearsals.lengths.varies:
             return ProcessFigure(anchor.process * self.margin, ProcessBasis.ANCHOR, "from the anchor step")
         if self.roomy and one.techniques and peak(log).bytes <= anchor.tensors:
             how = "at most that of the anchor step, which has no fewer tensors"
             return ProcessFigure(anchor.process * self.margin, ProcessBasis.ANCHOR, how)
         if not self.has_room(log):
-            return estimated(one.known["process_bytes"], ": this machine has no room to try it")
+            return process_estimate(one.known["process_bytes"], ": this machine has no room to try it")
         count = self.trial_steps(one.known["step_seconds"])
         tried = self.trial(one.techniques, count)
         if not one.techniques and not anchor.eased:  # two ways to estimate the kept memory; the larger counts
@@ -434,7 +438,7 @@ class Predictor:
         wanted = min(max(int((VARIED_SECONDS if varies else TRIAL_SECONDS) / max(seconds, 1e-3)), least), most)
         return max(min(wanted, self.rehearsals.job.steps or wanted), TRIAL_STEPS[0])
 
-    def tried_again(self, plan: TrainingPlan, budget: Budget) -> TrainingPlan:
+    def with_more_trials(self, plan: TrainingPlan, budget: Budget) -> TrainingPlan:
         """A plan whose process follows no rule, with the largest of some more trials if another run might exceed the
         budget."""
         if (

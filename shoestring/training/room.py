@@ -93,7 +93,7 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, TrainingPlan]):
         return families(one.techniques) if self.known_by_rule(one) else "needs a trial"
 
     def confirm_again(self, one: Combination, plan: TrainingPlan, budget: Budget) -> TrainingPlan:
-        return plan if self.known_by_rule(one) else self.predictor.tried_again(plan, budget)
+        return plan if self.known_by_rule(one) else self.predictor.with_more_trials(plan, budget)
 
     def needless(self, plan: TrainingPlan, budget: Budget) -> str:
         """A warning if a plan with memory-saving techniques needs more memory than plain training, and plain training

@@ -68,7 +68,7 @@ class NoGoal(Mistake):
     """The job's goal is not among the metrics."""
 
 
-def held_out(job: Job, whole: bool = False) -> Feed:
+def validation_feed(job: Job, whole: bool = False) -> Feed:
     """One pass over the held-out batches: this worker's part of each, or each `whole`. The job's data are made anew."""
     assert job.held_out is not None, "the caller has checked this"
     mesh = on_one_axis() if whole else job.mesh
@@ -104,7 +104,7 @@ def run_validation(
         return means(
             run,
             job,
-            once_through(held_out(job, run.team.assignment.asynchronous)) if batches is None else batches,
+            once_through(validation_feed(job, run.team.assignment.asynchronous)) if batches is None else batches,
             watch,
         )
 

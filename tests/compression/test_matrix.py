@@ -102,10 +102,10 @@ def tried(name: str, use: tuple[str, ...], folder: Path) -> None:
     measured = session.write_and_measure(folder)
     assert (
         measured.size
-        == session.plan.details.cost.known["size_bytes"]
+        == session.plan.details.cost.known_figures["size_bytes"]
         == sum((folder / one).stat().st_size for one in ("model.safetensors", "manifest.json"))
     )
-    assert measured.memory == session.plan.details.cost.known["memory_bytes"] + sum(
+    assert measured.memory == session.plan.details.cost.known_figures["memory_bytes"] + sum(
         one.nbytes for one in unsaved_buffers(session)
     )
     first, again = compressed_model(outcome.chosen).model, loaded_model(session.source, folder)

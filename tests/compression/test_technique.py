@@ -57,7 +57,7 @@ def test_what_one_plan_leaves_alone_is_not_told_of_another() -> None:
         cost, source.model, given.checked, ("ProductQuantize(length=2, bits=7)",)
     ).chosen.details.cost
     other = plan_compression(cost, source.model, given.checked, ("Half()",)).chosen.details.cost
-    assert any(note.startswith("ProductQuantize left") for note in left.told) and not other.told
+    assert any(note.startswith("ProductQuantize left") for note in left.messages) and not other.messages
 
 
 def test_an_allocation_is_one_of_the_options_it_was_chosen_from() -> None:

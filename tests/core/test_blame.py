@@ -26,7 +26,7 @@ from shoestring.measure.holdings import Holders
 from shoestring.measure.tracker import Tracker, watch_run
 from shoestring.processes.messages import Answer, Cause, Failure
 from shoestring.processes.worker import last_message
-from shoestring.training.evidence.rehearse import prepared, tracked_steps
+from shoestring.training.evidence.rehearse import build_run, tracked_steps
 from shoestring.training.evidence.tasks import specs_of
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.memory import accumulate, step_in_backward
@@ -79,7 +79,7 @@ def failing(made: Job, techniques: tuple[Technique, ...] = (), looked: bool = Tr
 
     def work() -> dict[str, Any]:
         tracker = Tracker()
-        run = prepared(made, techniques, seeded(made))
+        run = build_run(made, techniques, seeded(made))
         batches: Iterator[Any] = islice(Feed(made), 3)
         for _ in (
             tracked_steps(watch_run(run, tracker, Holders(made)), batches, tracker)

@@ -14,7 +14,7 @@ import shoestring
 from shoestring import Job
 from shoestring.core.batch import leaves, map_leaves
 from shoestring.core.foreign import attributes_of, container_kind, copy_module, items_of
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.memory.block_state import BlockState, put_back
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.offload_activations import OffloadActivations
@@ -133,7 +133,7 @@ def test_a_model_with_any_object_is_planned_trained_and_validated(make: Callable
 @pytest.mark.parametrize("make", HOSTILE, ids=lambda one: one.__name__)
 def test_stream_computes_blocks_again_that_keep_any_object(make: Callable[[], Any]) -> None:
     job = hostile_job(make)
-    run = prepared(job, (OffloadModel(),), job.model())
+    run = build_run(job, (OffloadModel(),), job.model())
     run.gradients(run, job.data()[0])
 
 

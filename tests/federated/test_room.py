@@ -19,7 +19,7 @@ from shoestring.federated.catalogue import CATALOGUE
 from shoestring.federated.evidence import UpdateEvidence, mean_square
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.play import play
-from shoestring.federated.prepare import Prepared, parts_of, plain_cost, prepared
+from shoestring.federated.prepare import Prepared, parts_of, plain_cost, prepare_federation
 from shoestring.federated.room import FederatedRoom, plan_federation
 from shoestring.federated.technique import RoundCost
 from shoestring.federated.techniques.send.quantize import QuantizeUpdates
@@ -63,7 +63,7 @@ def given(alike: bool, per_round: int, width: int = 24) -> tuple[Prepared, Round
         local=Local(epochs=2, batch=10, lr=0.05),
         seed=1,
     )
-    found = prepared(job, FederateOptions(per_round=per_round, rounds=2, processes=1))
+    found = prepare_federation(job, FederateOptions(per_round=per_round, rounds=2, processes=1))
     return found, plain_cost(found), update(found, "")
 
 

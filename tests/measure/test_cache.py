@@ -105,7 +105,7 @@ def use_evidence(place: Path) -> None:
 USES: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "hardware": (probe.hardware_file, use_hardware),
     "dtypes": (instructions.outcomes_file, use_dtypes),
-    "seconds": (duration.kept_at, use_seconds),
+    "seconds": (duration.seconds_file, use_seconds),
     "choice": (lambda: cache_folder() / "plans" / "a.json", use_choice),
     "evidence": (lambda: kept.open_answers({"job": 1}, 1e11).place, use_evidence),
 }
@@ -186,7 +186,7 @@ def test_caches_are_where_the_user_has_caches(
     monkeypatch.setenv("XDG_CACHE_HOME", told.format(home))
     assert str(cache_folder()) == where.format(home)
     duration.remember_seconds(Path("a.json"), 5.0)
-    assert duration.kept_at().is_file() and duration.kept_at().is_relative_to(where.format(home))
+    assert duration.seconds_file().is_file() and duration.seconds_file().is_relative_to(where.format(home))
 
 
 @pytest.mark.parametrize("where", ["/proc/none", "/dev/null"])

@@ -39,7 +39,7 @@ from shoestring.runs.event import Event, Saved, Warned
 from shoestring.runs.packing import pack, unpack
 from shoestring.runs.saver import Saver, Snapshot
 from shoestring.runs.tensors import TensorFile, UnreadableTensors, write_tensors
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.execution.recorder import Recorder, RecordingSettings
 from shoestring.training.execution.snapshot import restore, snapshot_of
 from shoestring.training.loop import steps
@@ -286,7 +286,7 @@ def test_a_run_put_back_goes_on_with_the_same_bits(optimizer: Any, tmp_path: Pat
 
     def begun() -> tuple[Run, Any]:
         random_state.seed(0)
-        return prepared(job, (), job.model()), Feed(job)
+        return build_run(job, (), job.model()), Feed(job)
 
     def some(run: Run, feed: Any, count: int) -> None:
         for _, _ in zip(range(count), steps(run, feed), strict=False):
@@ -316,19 +316,19 @@ def test_a_run_put_back_goes_on_with_the_same_bits(optimizer: Any, tmp_path: Pat
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     job = tied_job(lambda p: torch.optim.SGD(p, lr=0.1))
-    run = prepared(job, (), job.model())
+    run = build_run(job, (), job.model())
     shot = snapshot_of(run, Feed(job), 0, None)
     checkpoint, _ = publish(draft(tmp_path, 1, shot.weights, shot.state, shot.aliases))
     other = Job(model=lambda: nn.Linear(8, 8), data=job.data)
     with pytest.raises(Mistake, match="not the one it was made of"):
-        restore(checkpoint, prepared(other, (), other.model()), Feed(other))
+        restore(checkpoint, build_run(other, (), other.model()), Feed(other))
 
 
 def test_a_damaged_newest_checkpoint_is_told_of_and_kept_aside(tmp_path: Path) -> None:
     job = tied_job(lambda p: torch.optim.SGD(p, lr=0.1))
     told: list[Event] = []
     for number in (1, 2):
-        run, feed = prepared(job, (), job.model()), Feed(job)
+        run, feed = build_run(job, (), job.model()), Feed(job)
         shot = snapshot_of(run, feed, number, None)
         publish(draft(tmp_path / "checkpoints", number, shot.weights, shot.state, shot.aliases))
     (tmp_path / "checkpoints" / "step-00000002" / "state.json").write_bytes(b"")

@@ -20,7 +20,7 @@ from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.conflicts import conflict
-from shoestring.training.evidence.rehearse import prepared, rehearse, track
+from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.offload_model import OffloadModel
@@ -56,7 +56,7 @@ def plans(name: str) -> list[tuple[Technique, ...]]:
 @cache
 def weights_after(name: str, techniques: tuple[Technique, ...]) -> Tensor:
     made = clipped(name)
-    run = prepared(made, techniques, seeded(made))
+    run = build_run(made, techniques, seeded(made))
     for _ in steps(run, islice(Feed(made), STEPS)):
         pass
     bring_home(run)

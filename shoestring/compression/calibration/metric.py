@@ -70,7 +70,7 @@ class Floor:
         spare = margin * (found.standard_error or 0.0)
         return self.keeps(found.value - spare if self.least else found.value + spare)
 
-    def undecided(self, found: MetricValue) -> str:
+    def undecided_note(self, found: MetricValue) -> str:
         """Note for the user if the bound lies inside the confidence interval; else empty."""
         if found.interval is None or self.keeps(found.interval[0]) == self.keeps(found.interval[1]):
             return ""

@@ -185,7 +185,7 @@ def checkpoint_in(found: TeacherText) -> RunCheckpoint:
 def teacher_opener(written: str) -> Callable[[], LoadedTeacher]:
     """A function that loads the teacher."""
 
-    def opened() -> LoadedTeacher:
+    def load_teacher() -> LoadedTeacher:
         found = parse_teacher(pin_teacher(written))
         file = job_path(found.path)
         job = load_job(file, parse_flags(file, list(found.flags)))
@@ -198,7 +198,7 @@ def teacher_opener(written: str) -> Callable[[], LoadedTeacher]:
         job = replace(job, weights=found.weights) if found.weights else job
         return LoadedTeacher(fill_weights(job.model(), job), job.forward, found.path)
 
-    return opened
+    return load_teacher
 
 
 def model_with_checkpoint(job: Job, checkpoint: RunCheckpoint) -> nn.Module:

@@ -72,7 +72,7 @@ def following_plan(asked: PlanOptions, job: Job, folder: Folder, exact: str | No
         )
     chosen = kept_plan(folder, plan_in, name="plan-next.json")
     assert chosen is not None, "the file is there"
-    check_paths(chosen.techniques, asked.written or (), following)
+    check_paths(chosen.techniques, asked.use_texts or (), following)
     check_from_file(job, chosen, exact, workers, silent=True)
     following.rename(folder.path / "plan.json")
     note(folder.path, Adopted(("the plan made from what was measured",)))
@@ -95,7 +95,7 @@ def new_plan(
 
     memory = request.memory
     check_paths(
-        (parse_technique(one, CATALOGUE) for one in request.use or ()), asked.written or (), folder.path / "run.json"
+        (parse_technique(one, CATALOGUE) for one in request.use or ()), asked.use_texts or (), folder.path / "run.json"
     )
     note(folder.path, Planning(memory))
     of_run = replace(asked, memory=memory, use=request.use, inexact=request.inexact, exact=request.exact)

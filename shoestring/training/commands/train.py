@@ -49,7 +49,7 @@ def train_in_folder(asked: TrainCommand, call: Call, given: AskedJob) -> int:
         given.path,
         given.flags,
         asked.plan.budget,
-        asked.plan.written,
+        asked.plan.use_texts,
         asked.plan.inexact,
         asked.plan.plan,
         asked.plan.exact,
@@ -109,7 +109,7 @@ def check_invited(asked: TrainCommand, path: Path, task: TrainTask, given: Mappi
             f"machines see"
         )
     check_flags(folder, path, task.flags, given)
-    check_paths(techniques_of(task.techniques), asked.plan.written or (), "node 0")
+    check_paths(techniques_of(task.techniques), asked.plan.use_texts or (), "node 0")
 
 
 def follow_leader(asked: TrainCommand, call: Call, path: Path, wanted: Request, workers: Team) -> int:

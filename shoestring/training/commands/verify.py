@@ -7,7 +7,7 @@ import sys
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.exit_codes import DONE, NOT_KEPT
 from shoestring.show.output import say, screen
-from shoestring.training.commands.job_flags import asked_job, loaded, plan_for
+from shoestring.training.commands.job_flags import asked_job, load_job, plan_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def run(asked: VerifyCommand, call: Call) -> int:
     from shoestring.processes.nodes import Team
     from shoestring.training.execution.verification import verify_plan
 
-    job = loaded(call, given.path, given.flags)
+    job = load_job(call, given.path, given.flags)
     chosen = plan_for(call, job, asked.plan, Team()).chosen
     say(call, f"training {asked.check_steps} steps plainly and with {chosen} …")
     report = verify_plan(job, chosen, asked.check_steps)

@@ -79,7 +79,7 @@ class DataParallel(GroupTechnique):
 
     def apply(self, run: Run) -> Run:
         link = run.team.mesh.along(self.unites)
-        averaged = sum_gradients(run, link, lambda bucket: link.sum(bucket.filled))
+        averaged = sum_gradients(run, link, lambda bucket: link.sum(bucket.buffer))
         return scale_rate(averaged, link.world, self.warmup) if self.linear else averaged
 
 
@@ -232,7 +232,7 @@ class Statistics:
         """For each buffer, whether it belongs to a norm layer, which changes it in every step."""
         return [buffer in self.silent for buffer in self.buffers]
 
-    def changed(self) -> list[bool]:
+    def changed_buffers(self) -> list[bool]:
         """For each buffer, whether it changed since the step began."""
         return [
             norm or write_count(buffer) != version
@@ -251,7 +251,7 @@ class Statistics:
                 buffer.copy_(value.view(buffer.shape))
 
     def average(self) -> None:
-        changed = self.changed()
+        changed = self.changed_buffers()
         if any(changed):
             flat = self.flat(changed)
             self.link.sum(flat).wait()

@@ -32,7 +32,7 @@ from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import DispatchMode, arguments_of, has_gradient_hooks, operation_of
 from shoestring.core.run import weighted_loss
 from shoestring.measure.tracker import really_draws
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.evidence.step import first_batch
 from shoestring.training.memory.fingerprint import fingerprint, matches
 from shoestring.training.technique import TrainingTechnique as Technique
@@ -143,7 +143,7 @@ def run_passes(
 ) -> PassOutputs:
     """Losses, gradients and state after a few passes over the micro-batches, without an update."""
     model.zero_grad(set_to_none=True)
-    run = prepared(job, techniques, model)
+    run = build_run(job, techniques, model)
     state = [(value, fingerprint(value)) for value in (*model.parameters(), *model.buffers())]
     losses, scale, outside = [], 0.0, set[str]()
     for _ in range(ROUNDS):

@@ -176,7 +176,7 @@ class Rehearsals:
                     f"the model can't be planned on fake tensors ({self.guessed}), and this process has no room to try it: write "
                     f"a job file, so that it can be tried elsewhere"
                 )
-            model = self.made_here()
+            model = self.model_to_try()
             random_state.seed(job.seed)
             return track(job, techniques, model, original=self.model)
 
@@ -188,7 +188,7 @@ class Rehearsals:
             return sum(one.nbytes for one in self.job.model().parameters())
         return 0
 
-    def made_here(self) -> nn.Module:
+    def model_to_try(self) -> nn.Module:
         random_state.seed(self.job.seed)
         return self.job.model() if self.model is None else copy_module(self.model, {})
 

@@ -93,9 +93,9 @@ def track(
     tracker = Tracker(stage)
     techniques = tuple(techniques)
     with tracker:
-        plain = prepared(job, techniques, model)
+        plain = build_run(job, techniques, model)
     if not techniques:
-        tracker.log.traits |= plain.stepping().traits.union(*(kind.noticed(plain) for kind in CATALOGUE))
+        tracker.log.traits |= plain.stepping().traits.union(*(kind.traits_of_run(plain) for kind in CATALOGUE))
     tracker.log.stored = bytes_stored(plain)
     generators = generators_of(model)
     before, sent = traffic(plain), plain.team.mesh.bytes_sent
@@ -147,7 +147,7 @@ def tracked_steps(run: Run, batches: Iterable[Batch], tracker: Tracker) -> Itera
         yield from done
 
 
-def prepared(
+def build_run(
     job: Job,
     techniques: Iterable[Technique],
     model: nn.Module,
@@ -175,10 +175,10 @@ def prepared(
                 f"the part {name!r} of the run's state is a {type(part).__name__}, which lacks the methods of run state: let its "
                 f"class inherit from shoestring.core.run_state.RunState"
             )
-    return entered_by_methods(run) if any(map(methods, run.blocks.values())) else run
+    return with_method_calls(run) if any(map(methods, run.blocks.values())) else run
 
 
-def entered_by_methods(run: Run) -> Run:
+def with_method_calls(run: Run) -> Run:
     """The run whose blocks may be called by methods other than forward."""
 
     def forward(model: nn.Module, batch: Batch) -> Any:

@@ -30,7 +30,7 @@ from shoestring.training.evidence.pieces import (
     relative_difference,
     run_passes,
 )
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.evidence.step import first_batch
 from shoestring.training.evidence.tasks import StagesResult
 from shoestring.training.group_technique import StagedTechnique
@@ -84,7 +84,7 @@ def run_passes_in_stages(
     def run_of(mesh: Mesh) -> Run:
         model = make()
         model.zero_grad(set_to_none=True)
-        return prepared(replace(job, mesh=mesh), (technique,), model)  # which frees other stages' weights
+        return build_run(replace(job, mesh=mesh), (technique,), model)  # which frees other stages' weights
 
     line, losses = technique.line(run_of), []
     for _ in range(ROUNDS):

@@ -93,7 +93,7 @@ def plan_job(
         outcome = planner.plain_outcome(found, budget, forced or ())
         return replace(outcome, chosen=replace(outcome.chosen, made_for=job))
     kept = (
-        kept_of(made, machine, devices, here or devices, asked.fresh_plan)
+        stored_answers(made, machine, devices, here or devices, asked.fresh_plan)
         if model is None and hardware is None
         else None
     )
@@ -137,7 +137,7 @@ def check_here(job: Job, techniques: tuple[Technique, ...], exact: str | None, d
     """Refuse techniques from a file, such as a run's plan, that can't be used for a job; earlier measurements of this
     job are used again."""
     made, machine = with_step_count(shared_data(job)), machine_for(None, devices, here, False)
-    kept = kept_of(made, machine, devices, here, False) if isinstance(machine, Hardware) else None
+    kept = stored_answers(made, machine, devices, here, False) if isinstance(machine, Hardware) else None
     try:
         check_named(
             made, techniques, None, workers(here) if made.origin is not None else None, exact, devices, here, kept
@@ -147,7 +147,7 @@ def check_here(job: Job, techniques: tuple[Technique, ...], exact: str | None, d
             kept.save()
 
 
-def kept_of(job: Job, machine: Hardware, devices: int, here: int, fresh: bool) -> MeasuredAnswers | None:
+def stored_answers(job: Job, machine: Hardware, devices: int, here: int, fresh: bool) -> MeasuredAnswers | None:
     """Measurements of earlier plannings of a job file; None if none are stored, or the job has no key."""
     if job.origin is None:
         return None

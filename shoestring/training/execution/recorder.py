@@ -75,7 +75,7 @@ class Recorder:
         self.stop = ""  # the reason to stop; empty: continue
         self.signal = 0  # the signal that asked to stop; 0: none
         self.warned = False
-        listen(self.asked_to_stop)
+        listen(self.on_signal)
 
     def tell(self, event: Event) -> None:
         if self.events is None:
@@ -86,7 +86,7 @@ class Recorder:
         except OSError:
             self.stop = self.stop or "its launcher is gone"
 
-    def asked_to_stop(self, number: int, frame: Any) -> None:
+    def on_signal(self, number: int, frame: Any) -> None:
         if self.stop:
             os._exit(128 + number)
         self.stop, self.signal = stop_reason(number), number

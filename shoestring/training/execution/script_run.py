@@ -154,10 +154,10 @@ class ScriptRunHere(ScriptRun):
             try:
                 for number in made.each():
                     yield number, made.losses[-1], made.course.metrics(number)
-                self.ended(made)
+                self.finish(made)
             except GeneratorExit:
                 made.recorder.stop = "the script did not ask for more"
-                self.ended(made)
+                self.finish(made)
                 raise
             finally:
                 made.feed.close()
@@ -166,7 +166,7 @@ class ScriptRunHere(ScriptRun):
         if asked and not made.course.over(made.number):  # saved: now the signal takes its normal effect
             deliver(asked)
 
-    def ended(self, made: Training) -> None:
+    def finish(self, made: Training) -> None:
         """Record the end in the folder, and leave the weights in the model."""
         result = made.finish()
         self.session.end(self, self.plan, result)

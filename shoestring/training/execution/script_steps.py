@@ -20,7 +20,7 @@ from shoestring.planning.plan import Outcome, Plan
 from shoestring.processes.task import Worker
 from shoestring.runs.initial_weights import fill_weights, fresh_model, source
 from shoestring.runs.options import RunOptions
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.execution.job_planning import plan_job, workers
 from shoestring.training.execution.script_run import ScriptRunHere
 from shoestring.training.loop import finite, steps
@@ -74,7 +74,7 @@ def steps_here(
             require(SHORT[dtype])
     feed = Feed(job)
     counted_job = replace(job, steps=feed.steps_in_all, epochs=0) if feed.steps_in_all else job
-    run = prepared(counted_job, techniques, model, tracked=False)
+    run = build_run(counted_job, techniques, model, tracked=False)
     feed.assignment = run.team.assignment
     course, number = Progress(job, run, feed), 0
     for number, loss in enumerate(steps(run, course.batches()), 1):

@@ -44,12 +44,12 @@ from shoestring.runs.history import History, measured_by, measured_figures
 from shoestring.runs.initial_weights import fresh_model, source
 from shoestring.runs.tensors import pieces, write_tensors
 from shoestring.training.evidence.held_out import Watching, looked_through
-from shoestring.training.evidence.rehearse import prepared, tracked_steps
+from shoestring.training.evidence.rehearse import build_run, tracked_steps
 from shoestring.training.evidence.tasks import TrialResult, TrialTask, techniques_of
 from shoestring.training.execution.batch_sizes import TRACKED, BatchSizes, ExpectedBatches
 from shoestring.training.execution.job_of_task import job_of
 from shoestring.training.execution.recorder import Meter, Recorder, RecordingSettings
-from shoestring.training.execution.step_timing import own_times, stage_times, told_after
+from shoestring.training.execution.step_timing import own_times, report_timeline, stage_times
 from shoestring.training.execution.tasks import TrainResult, TrainTask
 from shoestring.training.loop import finite, steps
 from shoestring.training.progress import Progress
@@ -266,7 +266,10 @@ class Training:
         go_on = self.recorder.after(self.run, self.course, step) if self.recorder else True
         if self.course.validated_at == self.number and self.noted:
             self.note_validation()
-        if self.recorder and (told := told_after(self.run, self.meter.steps, self.tensors["peak_bytes"])) is not None:
+        if (
+            self.recorder
+            and (told := report_timeline(self.run, self.meter.steps, self.tensors["peak_bytes"])) is not None
+        ):
             self.recorder.tell(replace(told, step=self.number))
         self.meter.begin()
         if self.recorder is None:
@@ -382,7 +385,7 @@ def made_run(
             random_state.seed(job.seed)
         check_same_weights(model, job.link)
         with tracker or nullcontext():
-            return prepared(
+            return build_run(
                 job, techniques, model, recorder.folder.path if recorder else None, resumed, tracker is not None
             )
 

@@ -136,12 +136,12 @@ class LowRank(TrainingTechnique):
                 return run.forward(model, batch)
 
         def gradients(now: Run, batch: Batch) -> Tensor:
-            with adapters.added():  # in backward too, where blocks may be recomputed
+            with adapters.adding_updates():  # in backward too, where blocks may be recomputed
                 return run.gradients(now, batch)
 
         def update(now: Run) -> None:
             if now.settings.clip:
-                now.noted.note_norm(nn.utils.clip_grad_norm_(adapters.trained, now.settings.clip))
+                now.noted.note_norm(nn.utils.clip_grad_norm_(adapters.trainable, now.settings.clip))
             run.update(replace(now, settings=replace(now.settings, clip=0.0)))
 
         return replace(

@@ -343,7 +343,7 @@ class BlockRecorder:
     def wrapper(self, number: int, block: nn.Module) -> Callable[..., Any]:
         forward, state = block.forward, self.states.setdefault(number, BlockState(block))
 
-        def recorded(*args: Any, **kwargs: Any) -> Any:
+        def record_call(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
             args, kwargs = without_caches(args), {name: without_caches(value) for name, value in kwargs.items()}
@@ -358,7 +358,7 @@ class BlockRecorder:
             segment.record(call, output)
             return output
 
-        return recorded
+        return record_call
 
     def call(
         self, forward: Callable[..., Any], number: int, given: tuple[Any, Any], segment: Segment, state: BlockState

@@ -30,7 +30,7 @@ from shoestring.training.memory.disk_store import AlignedBuffer, DiskStore, OnDi
 from shoestring.training.memory.offloaded_optimizer import SMALL, AccessOrder, BufferRing, OffloadedOptimizer, in_parts
 from shoestring.training.memory.recompute import BlockRecorder
 from shoestring.training.memory.row_split import RowSplit, rows_at_once
-from shoestring.training.memory.stream_units import StreamUnit, laid_out
+from shoestring.training.memory.stream_units import StreamUnit, stream_units
 from shoestring.training.memory.waiting_gradients import WaitingGradients, clipping
 
 UNIT_BUFFERS = 3  # at most so many units in memory at once: one at work, one read ahead, one written behind
@@ -52,7 +52,7 @@ class Streaming(OnDisk, KeepsWeights):
         self.names = {
             parameter: name for name, parameter in reversed(list(run.model.named_parameters(remove_duplicate=False)))
         }
-        units, self.split_modules = laid_out(run, self.names)
+        units, self.split_modules = stream_units(run, self.names)
         self.units = {unit.name: unit for unit in units}
         self.unit_of = {parameter: unit for unit in units for parameter in unit.members.values()}
         for unit in units:
@@ -222,11 +222,11 @@ class Streaming(OnDisk, KeepsWeights):
         """While inside, a unit's weights are loaded when its module is called."""
 
         def loading(unit: StreamUnit, forward: Callable[..., Any]) -> Callable[..., Any]:
-            def called(*args: Any, **kwargs: Any) -> Any:
+            def load_and_run(*args: Any, **kwargs: Any) -> Any:
                 self.load(unit)
                 return forward(*args, **kwargs)
 
-            return called
+            return load_and_run
 
         with self.plain.outside.usable():
             whole = {unit.module: loading(unit, unit.module.forward) for unit in self.units.values()}

@@ -70,7 +70,7 @@ class Versions:
         self.most = 0  # largest number of bytes that older versions took
 
     @contextmanager
-    def used(self, version: int) -> Iterator[None]:
+    def using(self, version: int) -> Iterator[None]:
         """While inside, the weights have the values of this version."""
         if version == self.newest:
             yield
@@ -159,7 +159,7 @@ class PipeDream(Stages):
         """The forward of a micro-batch."""
         number, version = self.entered, self.version_of(self.entered)
         self.begun = time.perf_counter()
-        with self.versions.used(version):
+        with self.versions.using(version):
             loss = self.forward_piece(
                 now, piece, 1.0 if now.cuts.weight(piece) else 0.0, self.action(Kind.FORWARD, number)
             )
@@ -172,7 +172,7 @@ class PipeDream(Stages):
         piece = self.underway.popleft()
         action = self.action(Kind.BACKWARD, piece.number)
         loss = self.loss = piece.loss if piece.loss is not None else self.received_loss(action)
-        with self.versions.used(piece.version):
+        with self.versions.using(piece.version):
             silent = self.flights[action.piece, action.chunk].root is None
             self.begun = time.perf_counter()
             self.backward_piece(now, action)

@@ -278,7 +278,7 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
         """Start to send to the worker of a chunk; the oldest messages over this cut have arrived by then."""
         way = self.on_the_way.setdefault((kind, action.chunk), deque())
         while len(way) >= self.unread:
-            self.done(way)
+            self.wait_for_oldest(way)
         named = chunk if kind is Kind.FORWARD else action.chunk - 1
         message = []
         for number, one in zip(numbers, made, strict=True):
@@ -337,7 +337,7 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
     def tag(self, kind: Kind, piece: int, chunk: int, value: int) -> int:
         return ((piece * len(self.ranges) + chunk) * 2 + (kind is Kind.BACKWARD)) * VALUES + value
 
-    def done(self, way: deque[list[TensorInFlight]]) -> None:
+    def wait_for_oldest(self, way: deque[list[TensorInFlight]]) -> None:
         """Wait until the oldest message has arrived."""
         for held in way.popleft():
             held.wait()
@@ -346,7 +346,7 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
         """Wait until everything sent has arrived."""
         for way in self.on_the_way.values():
             while way:
-                self.done(way)
+                self.wait_for_oldest(way)
 
     # What survives a restart
 

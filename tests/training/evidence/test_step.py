@@ -27,7 +27,7 @@ from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.drop_stragglers import DropStragglers
 from shoestring.training.data_parallel.local_steps import LocalSteps
 from shoestring.training.data_parallel.shard import Shard
-from shoestring.training.evidence.rehearse import prepared, rehearse, track
+from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.evidence.step import traits_of
 from shoestring.training.loop import steps
 from shoestring.training.memory import offload_optimizer as offload
@@ -157,7 +157,7 @@ def density() -> Job:
 
 def weights_after(made: Job, techniques: tuple[Technique, ...]) -> Tensor:
     model = seeded(made)
-    run = prepared(made, techniques, model)
+    run = build_run(made, techniques, model)
     for _ in steps(run, islice(Feed(made), 3)):
         pass
     bring_home(run)
@@ -203,7 +203,7 @@ def test_what_is_nested_or_called_by_another_method_is_trained_to_the_same_bits_
 def test_the_methods_of_a_model_are_its_own_again_after_a_step() -> None:
     made = density()
     model = seeded(made)
-    for _ in steps(prepared(made, (Checkpoint(every=1),), model), islice(Feed(made), 2)):
+    for _ in steps(build_run(made, (Checkpoint(every=1),), model), islice(Feed(made), 2)):
         pass
     assert not any({"forward", "inverse", "shift"} & set(module.__dict__) for module in model.modules())
 
@@ -287,7 +287,7 @@ def words(momentum: float = 0.9) -> Job:
 
 def complex_weights_after(made: Job, techniques: tuple[Technique, ...]) -> list[Tensor]:
     model = seeded(made)
-    run = prepared(made, techniques, model)
+    run = build_run(made, techniques, model)
     for _ in steps(run, islice(Feed(made), 3)):
         pass
     bring_home(run)

@@ -29,7 +29,7 @@ from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.runs.initial_weights import fill_weights
 from shoestring.runs.tensors import write_tensors
-from shoestring.training.evidence.rehearse import prepared, rehearse, track
+from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory import disk_store, eight_bits, offloaded_optimizer, row_split, streaming
 from shoestring.training.memory import offload_model as stream
@@ -47,7 +47,7 @@ from tests.models import job, seeded
 
 
 def trained(made: Job, techniques: tuple[Technique, ...], count: int = 4, **more: Any) -> tuple[dict[str, Tensor], Run]:
-    run = prepared(made, techniques, seeded(made), **more)
+    run = build_run(made, techniques, seeded(made), **more)
     for _ in steps(run, islice(Feed(made), count)):
         pass
     bring_home(run)
@@ -190,7 +190,7 @@ def test_moments_in_eight_bits_train_nearly_as_well(technique: Technique, tiny: 
     made = job("chain", optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
     plans: tuple[tuple[Technique, ...], ...] = ((), (technique,))
     losses = [
-        [float(loss) for loss in steps(prepared(made, plan, seeded(made)), islice(Feed(made), 12))] for plan in plans
+        [float(loss) for loss in steps(build_run(made, plan, seeded(made)), islice(Feed(made), 12))] for plan in plans
     ]
     assert losses[0][-1] < 0.5 * losses[0][0]
     assert abs(losses[1][-1] - losses[0][-1]) <= 0.05 * losses[0][0]

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from shoestring import Job, Mistake
 from shoestring.core.run_weights import bring_home
-from shoestring.training.evidence.rehearse import prepared, rehearse
+from shoestring.training.evidence.rehearse import build_run, rehearse
 from shoestring.training.loop import steps
 from shoestring.training.memory import offloaded_optimizer, streaming
 from shoestring.training.memory.accumulate import Accumulate
@@ -57,7 +57,7 @@ def job(block: Callable[[], nn.Module], forward: Callable[[nn.Module, Any], Any]
 
 
 def weights_after(made: Job, techniques: tuple[Technique, ...]) -> list[Tensor]:
-    run = prepared(made, techniques, seeded(made))
+    run = build_run(made, techniques, seeded(made))
     for _ in steps(run, iter(made.data())):
         pass
     bring_home(run)

@@ -23,7 +23,7 @@ from shoestring.core.run_weights import bring_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.catalogue import CATALOGUE
-from shoestring.training.evidence.rehearse import prepared, track
+from shoestring.training.evidence.rehearse import build_run, track
 from shoestring.training.group_technique import uniting
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
@@ -62,7 +62,7 @@ def settings(name: str) -> Iterator[Technique]:
 def weights_after(name: str, techniques: tuple[Technique, ...]) -> Tensor:
     made = AWKWARD[name].job()
     reset()
-    run = prepared(made, techniques, seeded(made))
+    run = build_run(made, techniques, seeded(made))
     for _ in steps(run, islice(Feed(made), STEPS)):
         pass
     bring_home(run)

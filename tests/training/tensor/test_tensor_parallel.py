@@ -27,7 +27,7 @@ from shoestring.training.conflicts import conflict
 from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.shard import Shard
-from shoestring.training.evidence.rehearse import prepared, rehearse
+from shoestring.training.evidence.rehearse import build_run, rehearse
 from shoestring.training.execution.snapshot import optimizer_state, put_optimizer_state
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
@@ -134,7 +134,7 @@ def test_short_messages_between_copies_leave_weights_that_several_workers_hold_a
 
     def work(mesh: Mesh) -> dict[str, Tensor]:
         with lock:  # a worker is a thread here, and all have one random state
-            run = prepared(replace(job, mesh=mesh), (plan, CompressGradients("int8")), deepcopy(model))
+            run = build_run(replace(job, mesh=mesh), (plan, CompressGradients("int8")), deepcopy(model))
         mesh.link.objects("all have it")
         half = job.pieces(batch, 2)[mesh.along("data").rank]
         list(steps(run, [half] * 6))

@@ -56,7 +56,9 @@ class GradientComparison:
         self, weights: Weights, batch: Callable[[], Batch], shares: Tensor | None, row: int, size: int
     ) -> float:
         """Relative difference of a device's gradient, or of its loss if that is larger, from the plain loop's."""
-        call = self.gradients.unrecorded if self.draws else self.gradients  # a recording would contain the dropout
+        call = (
+            self.gradients.without_recording if self.draws else self.gradients
+        )  # a recording would contain the dropout
         with random_state.fork_rng(), NoDropout() if self.draws else nullcontext():
             losses, found = call(weights, batch(), shares)
             loss, right = self.plain_gradients(

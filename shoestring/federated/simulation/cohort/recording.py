@@ -61,7 +61,7 @@ class Gradients:
             return call(*tensors)
         return self.record(call, tensors, shape)
 
-    def unrecorded(self, weights: Weights, batch: Batch, shares: Tensor | None) -> LossesAndGradients:
+    def without_recording(self, weights: Weights, batch: Batch, shares: Tensor | None) -> LossesAndGradients:
         """Losses and gradients, computed without a recording."""
         return self.tensor_function(list(weights), batch, shares is not None)(
             *weights.values(), *leaves(batch), *([] if shares is None else [shares])

@@ -133,10 +133,10 @@ def filling(cost: RoundCost, bits: int) -> float:
     nothing fits."""
     size, room = cost.values, cost.upload - (cost.up - 4 * cost.values)
 
-    def taken(count: int) -> int:
+    def message_bytes(count: int) -> int:
         return shortest(count, size)[0] + (4 * count if bits == 32 else levels_bytes(count, bits, BLOCK))
 
-    count = bisect_right(range(1, size), room, key=taken) if cost.upload else 0  # `taken` is monotonic
+    count = bisect_right(range(1, size), room, key=message_bytes) if cost.upload else 0  # `taken` is monotonic
     digits = 3
     while count and round((share := float(f"{count / size:.{digits}g}")) * size) != count:
         digits += 1  # the fewest digits that give this count
