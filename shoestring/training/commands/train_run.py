@@ -149,17 +149,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
                 if self.workers.world == 1:
                     return run_worker(task, environment, on_event, lock, say_stopping)
                 self.invite(task)
-                return run_group(
-                    task,
-                    environment,
-                    on_event,
-                    lock,
-                    self.workers.devices,
-                    self.rendezvous,
-                    self.workers.patience,
-                    self.workers.restarts,
-                    on_stop=say_stopping,
-                )
+                return run_group(task, environment, self.workers, on_event, lock, self.rendezvous, on_stop=say_stopping)
         finally:
             line.end()
             if board is not None:
