@@ -20,7 +20,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.weights import PICKLES, as_weights
 from shoestring.data.feed import looking
-from shoestring.jobfile import BUILT_IN, job_path, loaded_job
+from shoestring.jobfile import BUILT_IN, job_path, load_job
 from shoestring.processes.named_job import Claim, Named, claim_of_run, named_job
 from shoestring.runs.checkpoints import RunCheckpoint
 from shoestring.runs.export import best_weights, checkpoint_of, named_weights, newer_weights
@@ -94,7 +94,7 @@ def job_with_file(job: Job, path: str) -> tuple[Job, nn.Module]:
 
 
 def from_job(path: str, flags: Mapping[str, Any]) -> ModelSource:
-    job = loaded_job(job_path(path), dict(flags))
+    job = load_job(job_path(path), dict(flags))
     notes = () if job.weights else (UNTRAINED.format(Path(path).name),)
     return ModelSource(
         job, prepare_model(fresh_model(job)), job_file_entries(Path(job_path(path)), flags), notes, Path(path).stem

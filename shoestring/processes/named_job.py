@@ -14,7 +14,6 @@ Contract: No file that a folder names is run or opened, and paths in checkpoints
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,8 +22,8 @@ from typing import Any
 
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.regular import read_regular
-from shoestring.jobfile import BUILT_IN, Flag, flags_known, job_path, loaded_job
+from shoestring.core.regular import file_sha256
+from shoestring.jobfile import BUILT_IN, Flag, flags_known, job_path, load_job
 from shoestring.runs.folder import Folder
 
 Named = (
@@ -47,7 +46,7 @@ class Claim:
         """The path of the built-in job that it names; empty: none."""
         if self.job in BUILT_IN:
             return job_path(self.job)
-        return next((path for path in map(job_path, BUILT_IN) if self.source and digest_of(path) == self.source), "")
+        return next((path for path in map(job_path, BUILT_IN) if self.source and file_sha256(path) == self.source), "")
 
 
 def claim_of_run(folder: Folder) -> Claim:
@@ -69,13 +68,13 @@ def named_job(claim: Claim, named: Named | None, given: Mapping[str, Any]) -> tu
         return made, []
     path = job_file(claim, named)
     flags, notes = flags_for(claim, path, given)
-    if claim.source and digest_of(path) != claim.source:
+    if claim.source and file_sha256(path) != claim.source:
         notes.insert(
             0,
             f"{path} is not as it was when {claim.folder} was made; that its weights have the same names and shapes is "
             f"checked, what it computes with them is not",
         )
-    return loaded_job(path, flags), notes
+    return load_job(path, flags), notes
 
 
 def job_file(claim: Claim, named: str | Path | None) -> str:
@@ -145,8 +144,3 @@ def check_type(claim: Claim, flag: Flag, value: Any) -> None:
             f"{claim.folder} says that --{flag.name} was {str(value)[:60]!r}, which is no value of that flag ({flag.kind}): give "
             f"--{flag.name} yourself"
         )
-
-
-def digest_of(path: str | Path) -> str:
-    """The SHA-256 of a job file."""
-    return hashlib.sha256(read_regular(path)).hexdigest()

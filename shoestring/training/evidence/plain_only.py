@@ -16,7 +16,7 @@ from torch import nn
 from shoestring.core import random_state
 from shoestring.core.blame import blame_for, failure_text
 from shoestring.core.errors import Crashed, JobFailed, Mistake, OverBudget
-from shoestring.core.foreign import copied_module
+from shoestring.core.foreign import copy_module
 from shoestring.core.job import Job
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import looking
@@ -123,6 +123,6 @@ class PlainOnly:
         if COPIES * sum(one.nbytes for one in self.model.parameters()) > memory_free():
             return None
         try:
-            return copied_module(self.model, {})
+            return copy_module(self.model, {})
         except Exception:
             return None
