@@ -12,7 +12,7 @@ from torch import Tensor
 from shoestring import Job
 from shoestring.core.run import Run
 from shoestring.core.run_state import LivesOnDisk
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import draft as drafted
 from shoestring.runs.checkpoints import newest_good, publish
@@ -54,7 +54,7 @@ def trained(job: Job, techniques: Sequence[Technique], folder: Path, stops: Coll
         save(run, course, folder, len(losses))
         torch.manual_seed(123)  # nothing of this process must matter
         run, course = begun(job, techniques, folder, True)
-    brought_home(run)
+    bring_home(run)
     return Trained(
         torch.cat([value.detach().float().reshape(-1) for value in run.model.state_dict().values()]), rates, run, losses
     )
@@ -77,4 +77,4 @@ def save(run: Run, course: Progress, folder: Path, step: int) -> None:
     found = snapshot_of(Run(**{**vars(run), "state": {**run.state, "course": course}}), course.feed, step, None)
     publish(drafted(folder / "checkpoints", step, found.weights, found.state, found.aliases))
     for part in run.state_that(LivesOnDisk):
-        part.saved()
+        part.note_saved()

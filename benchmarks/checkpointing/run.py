@@ -31,7 +31,7 @@ from shoestring.data.feed import Feed
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.event import Stepped
-from shoestring.runs.events import Events
+from shoestring.runs.event_log import Events
 from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.saver import Saver
 from shoestring.training.evidence.rehearse import build_run

@@ -245,7 +245,7 @@ def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bo
 
         source = from_job(str(HERE / "minilm_job.py"), {})
         session = begun(
-            source, CompressOptions(Budget.parsed(size=size) if size else Budget(), use=use, measure="cosine")
+            source, CompressOptions(Budget.parse(size=size) if size else Budget(), use=use, measure="cosine")
         )
         with tempfile.TemporaryDirectory() as folder:
             before = compared(compressed_model(session.plan).model, source, session.given.unseen)

@@ -32,7 +32,7 @@ from shoestring.processes.group.launch import run_group
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Stepped
-from shoestring.runs.events import read
+from shoestring.runs.event_log import read
 from shoestring.runs.folder import Folder
 from shoestring.training.evidence.rehearse import build_run, rehearse
 from shoestring.training.evidence.tasks import specs_of

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from shoestring.core import random_state
-from shoestring.core.technique import parsed
+from shoestring.core.technique import parse_technique
 from shoestring.data.feed import Feed
 from shoestring.jobfile import loaded_job
 from shoestring.training.catalogue import CATALOGUE
@@ -24,7 +24,7 @@ from shoestring.training.technique import TrainingTechnique as Technique
 
 
 def techniques(text: str) -> tuple[Technique, ...]:
-    return tuple(parsed(one, CATALOGUE) for one in text.split("+") if one)
+    return tuple(parse_technique(one, CATALOGUE) for one in text.split("+") if one)
 
 
 def main(problem: str, rounds: int, plans: list[str]) -> None:

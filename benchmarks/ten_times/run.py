@@ -161,9 +161,9 @@ def overlap() -> dict[str, Any]:
         return (time.perf_counter() - begun) / count
 
     timed(2)
-    moved = part.moved
+    moved = part.bytes_moved
     timed(1)
-    moved = part.moved - moved
+    moved = part.bytes_moved - moved
     rounds = []
     for _ in range(5):
         streamed = timed(3)

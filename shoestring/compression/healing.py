@@ -35,7 +35,7 @@ from shoestring.core.files import write_whole
 from shoestring.core.job import Job
 from shoestring.core.random_state import drawing_apart
 from shoestring.core.regular import read_regular
-from shoestring.core.seal import Damaged, sealed, unsealed
+from shoestring.core.seal import Damaged, seal, unseal
 from shoestring.core.units import parse_seconds
 from shoestring.runs.options import RunOptions
 from shoestring.training.execution.script_steps import kept_steps, steps_here
@@ -107,7 +107,7 @@ class HealingSettings:
         kept = kept_beginning(self.folder, plan)
         if kept is None:
             kept = {"plan": plan, **self.choose_settings(seconds)}
-            write_whole(self.folder / BEGUN, sealed(kept))
+            write_whole(self.folder / BEGUN, seal(kept))
         return self.job(kept["rate"], kept["objective"], steps=kept["steps"])
 
     def choose_settings(self, seconds: float) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def kept_beginning(folder: Path, plan: str) -> dict[str, Any] | None:
     """The settings of a healing that was started here; None if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        kept = unsealed(read_regular(folder / BEGUN))[0]
+        kept = unseal(read_regular(folder / BEGUN))[0]
     except FileNotFoundError:
         return None
     except Damaged as error:
@@ -206,10 +206,10 @@ def with_forms(
 ) -> CompressSession:
     """The session with other numbers in the same formats."""
     plan, study, batches = session.plan, session.plan.details.cost.study, session.given.checked
-    made = plan.detailed(learned=learned)
+    made = plan.with_details(learned=learned)
     found = study.comparison(batches, compressed_model(made).model, session.source.model).fidelity
     before = plan.details.checked.mean if plan.details.checked is not None else plan.predicted["quality"]
-    chosen = made.predicting(quality=found.mean, damage=found.damage).detailed(checked=found)
+    chosen = made.predicting(quality=found.mean, damage=found.damage).with_details(checked=found)
     return replace(
         session,
         outcome=replace(session.outcome, chosen=chosen),

@@ -29,10 +29,10 @@ from shoestring.core.errors import OverBudget
 from shoestring.core.units import bytes_text
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Begun, Finished, Planning, Warned
-from shoestring.runs.events import note
+from shoestring.runs.event_log import note
 from shoestring.runs.modules import note_modules, refusal
 from shoestring.runs.report import Report
-from shoestring.runs.resume import OpenedRun, opened
+from shoestring.runs.resume import OpenedRun, open_run
 from shoestring.runs.session import Execution, Session
 from shoestring.show.page import page
 from shoestring.training.execution.script_run import request_of
@@ -64,7 +64,7 @@ def held_folder(source: ModelSource, out: Path, arguments: CompressArguments) ->
         use=arguments.use,
         weights=weights_sha256(source.model.state_dict()),
     )
-    held = opened(out, asked, job, arguments.fresh, adopt=False, place="--out")
+    held = open_run(out, asked, job, arguments.fresh, adopt=False, place="--out")
     if left_out := sorted(set(held.request.flags) - set(asked.flags)):
         held.lock.release()
         raise refusal(
@@ -121,7 +121,7 @@ class CompressRun(Execution[CompressPlan, CompressResult]):
             self.work = plan(self.source, options_of(self.arguments, self.use), self.arguments.heal, self.say)
         return self.work.outcome
 
-    def chosen(self, outcome: CompressOutcome) -> None:
+    def note_plan(self, outcome: CompressOutcome) -> None:
         assert self.work is not None, "it was chosen"
         self.show(self.work)
 

@@ -26,11 +26,11 @@ from shoestring.core.figures import Figure, Quantity
 from shoestring.core.units import seconds_text
 from shoestring.show.page.document import document
 from shoestring.show.page.drawing import FRAME
-from shoestring.show.page.render import NONE, renderer, said
+from shoestring.show.page.render import NONE, escape_cut, renderer
 from shoestring.show.page.style import STYLE
 from shoestring.show.page.telling import plan_rows
 from shoestring.show.page.tiles import Tile
-from shoestring.show.page.words import counted, loss_text
+from shoestring.show.page.words import count_text, loss_text
 
 render = renderer("shoestring.compression")
 MOST_LAYERS, MOST_ROWS, MOST_NOTES = 200, 12, 30  # limits that keep the page small
@@ -45,7 +45,7 @@ def compression_page(report: CompressReport) -> str:
     >>> compression_page(CompressReport(size_bytes=Amount(measured=15.8e6))).splitlines()[0]
     '<!doctype html>'
     """
-    title = Markup(" · ").join((said(headline(report), 120), name_of(report), "shoestring"))
+    title = Markup(" · ").join((escape_cut(headline(report), 120), name_of(report), "shoestring"))
     return document(title, compression_content(report), script="", style=STYLE + STYLE_OF_COMPRESSION)
 
 
@@ -80,7 +80,7 @@ def compression_content(report: CompressReport) -> Markup:
 
 
 def name_of(report: CompressReport) -> Markup:
-    return said(report.folder.rstrip("/").rpartition("/")[2] or "compressed model", 80)
+    return escape_cut(report.folder.rstrip("/").rpartition("/")[2] or "compressed model", 80)
 
 
 def state_of(report: CompressReport) -> tuple[str, str]:
@@ -254,7 +254,7 @@ def whole_text(count: float | None) -> str:
 
 def fidelity_note(report: CompressReport) -> str:
     count, how = report.fidelity.n, MEASURES.get(report.fidelity.by, "")
-    on = f"on {counted(count, 'answer')} that nothing was chosen by" if count is not None else ""
+    on = f"on {count_text(count, 'answer')} that nothing was chosen by" if count is not None else ""
     if not how:
         return f"Fidelity was measured {on}" if on else ""
     return f"Fidelity is {how}" + (f", {on}" if on else "")
@@ -328,7 +328,7 @@ def layers(report: CompressReport) -> LayerTable | None:
         if all(one.damage is None for one in found)
         else "the damage that the choice reckoned with: of storing this one so"
     )
-    note = f"{counted(len(found), 'weight')}, by {by}. Bars are shares of the greatest."
+    note = f"{count_text(len(found), 'weight')}, by {by}. Bars are shares of the greatest."
     return LayerTable(note, shown, more if rest else "")
 
 
@@ -358,7 +358,7 @@ def healing_text(report: CompressReport) -> str:
     told = report.healed
     if told is None:
         return ""
-    long = f"{seconds_text(told.seconds)}, {counted(told.steps, 'step')}"
+    long = f"{seconds_text(told.seconds)}, {count_text(told.steps, 'step')}"
     before, after = fidelity_text(told.before), fidelity_text(told.after)
     return f"The small model learned from the original for {long}: fidelity {before} before, {after} after."
 

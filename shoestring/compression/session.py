@@ -60,7 +60,7 @@ from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Figures, Quantity, figures
 from shoestring.core.job import Job
-from shoestring.core.technique import described
+from shoestring.core.technique import technique_json
 from shoestring.planning.plan import Plan
 from shoestring.runs.plan_summary import UsedTechnique
 
@@ -214,7 +214,7 @@ class CompressSession:
         doubt = f" ({measured.latency.warning})" if measured.latency.warning else ""
         found = [
             f"measured on unseen data, {one}{doubt if one.limit.name == 'latency' else ''}"
-            for one in budget.broken(
+            for one in budget.broken_limits(
                 {"size_bytes": measured.size, "latency_seconds": tail, "quality": max(measured.fidelity.mean, 0.0)}
             )
         ]
@@ -238,7 +238,7 @@ class CompressSession:
             predicted["damage"] = self.plan.details.checked.damage
         if self.healed is not None:  # the effect of training is not predicted
             predicted["damage"] = None
-        return figures(QUANTITIES, predicted).measured(
+        return figures(QUANTITIES, predicted).with_measured(
             {
                 "size_bytes": measured.size,
                 "memory_bytes": measured.memory,
@@ -319,7 +319,7 @@ class CompressSession:
             latency_ms=LatencyReport(both("p50_seconds", 1e3), both("p99_seconds", 1e3)),
             fidelity=self.fidelity_report(measured, told["damage"].predicted),
             metric={name: self.metric_report(name, measured) for name in measured.metrics},
-            techniques=tuple(UsedTechnique(**described(one), why=one.why) for one in plan.techniques),
+            techniques=tuple(UsedTechnique(**technique_json(one), why=one.why) for one in plan.techniques),
             plain=PlainReport(
                 plain.numbers()["size_bytes"],
                 plain.details.cost.known_figures["memory_bytes"],
@@ -352,7 +352,7 @@ def loaded_model(source: ModelSource, target: Path) -> nn.Module:
     """The folder's model, built by the job."""
     packed = PackedModel(target)
     trim()  # before a whole model is allocated
-    with random_state.kept():
+    with random_state.fork_rng():
         found = packed.fill(apply_edits(source.job.model(), packed.edits))
     trim()  # frees its initial weights
     return found
@@ -391,7 +391,9 @@ def cost_of(source: ModelSource, given: CalibrationSamples, asked: CompressOptio
 def nearest_session(source: ModelSource, asked: CompressOptions, error: OverBudget) -> CompressSession | None:
     """The session of the nearest plan, if it only misses the fidelity."""
     plan = error.nearest
-    if not isinstance(plan, Plan) or any(one.limit.name != "quality" for one in asked.budget.broken(plan.numbers())):
+    if not isinstance(plan, Plan) or any(
+        one.limit.name != "quality" for one in asked.budget.broken_limits(plan.numbers())
+    ):
         return None
     given = samples_of(source.job, asked.unseen, asked.floor is not None)
     cost = cost_of(source, given, asked, Budget())

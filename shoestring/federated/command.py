@@ -8,7 +8,7 @@ from functools import partial
 
 from shoestring.core.exit_codes import DONE, NOT_KEPT
 from shoestring.show.output import say, screen
-from shoestring.show.run_end import reported, unfinished
+from shoestring.show.run_end import report_finished, report_unfinished
 from shoestring.show.ticker import ticking
 
 TYPE_CHECKING = False
@@ -54,12 +54,12 @@ def run(command: FederateCommand, call: Call) -> int:
     from shoestring.core.codec import to_json
     from shoestring.jobfile import usual_values
     from shoestring.runs.request import request_for
-    from shoestring.runs.resume import new_folder, opened
+    from shoestring.runs.resume import new_folder, open_run
     from shoestring.show.run_end import session_of
 
     request = request_for(given.path, given.flags, None, command.use, False, None, room="federated")
     loader = JobLoader(call, given, command.run.run, ROOM)
-    held = opened(
+    held = open_run(
         Path(command.run.run) if command.run.run else new_folder(given.path.stem),
         replace(request, asked=to_json(asked)),
         given.path.read_bytes(),
@@ -138,10 +138,10 @@ def run_federation(command: FederateCommand, call: Call, loader: JobLoader, sess
     played = session.play(run)
     if played.report is None:
         assert played.ended is not None, "it ran"
-        return unfinished(call, command.run, session, played.ended.stopped, played.ended.unsaved)
+        return report_unfinished(call, command.run, session, played.ended.stopped, played.ended.unsaved)
     if played.ended is None:
         say(call, f"{session.folder.path} is finished; --fresh federates it anew")
-    return reported(call, command.run, played.report, session, print_report)
+    return report_finished(call, command.run, played.report, session, print_report)
 
 
 def print_report(report: Mapping[str, Any], page: Path) -> None:

@@ -99,7 +99,7 @@ class RoundShower:
             self.ticker.begin(text)
         self.ticker.update(text)
         if self.line.moves and self.ticker.due and not self.call.json:
-            self.ticker.said()
+            self.ticker.note_line()
             self.line.show(self.ticker.doing)
 
     def on_round(self, event: RoundFinished) -> None:
@@ -108,7 +108,7 @@ class RoundShower:
             self.line.moves or event.step % 10 in (0, 1) or event.step == self.rounds or due
         ):
             return
-        self.ticker.said()
+        self.ticker.note_line()
         assert self.step is not None, "a round is told of after its step"
         self.line.show(self.text(event, self.step)[: (screen_of(sys.stderr).width or 100_000) - 1])
 
@@ -140,10 +140,10 @@ def report_text(report: Mapping[str, Any], screen: Screen) -> str:
     """Predicted and measured figures, and the results."""
     from shoestring.core.units import bytes_text
     from shoestring.federated.quantities import FEDERATED
-    from shoestring.planning.quantities import compared
+    from shoestring.planning.quantities import compare_figures
     from shoestring.show.terminal import beside, number_text
 
-    lines = ["", beside(compared(report["predicted"], report["measured"], quantities=FEDERATED), screen), ""]
+    lines = ["", beside(compare_figures(report["predicted"], report["measured"], quantities=FEDERATED), screen), ""]
     if report["metrics"]:
         last = report["metrics"][-1]
         found = ", ".join(

@@ -24,7 +24,7 @@ from pathlib import Path
 from traceback import walk_tb
 from types import FrameType, TracebackType
 
-from shoestring.core.blame import ROOT, Blame, blamed
+from shoestring.core.blame import ROOT, Blame, blame_for
 from shoestring.core.errors import Mistake
 
 LONGEST = 60  # characters of an exception's class name
@@ -75,7 +75,7 @@ def error_kind(error: BaseException) -> str:
 
 def place_of_failure(error: BaseException) -> Blame:
     """Where an error was raised, by the lines whose files were imported."""
-    return blamed(error, stands_in_its_file)
+    return blame_for(error, stands_in_its_file)
 
 
 def stands_in_its_file(frame: FrameType) -> bool:

@@ -42,7 +42,7 @@ from shoestring.runs.checkpoints import (
 )
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Begun, Event, Failed, Finished, Stopped, Validated, Warned
-from shoestring.runs.events import Events, event_of, record_of
+from shoestring.runs.event_log import Events, event_of, record_of
 from shoestring.runs.folder import Folder
 from shoestring.runs.history import History
 from shoestring.runs.initial_weights import fresh_model

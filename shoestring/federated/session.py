@@ -25,7 +25,7 @@ from shoestring.federated.techniques.private.release import check_room
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event, Planning, Warned
-from shoestring.runs.events import note
+from shoestring.runs.event_log import note
 from shoestring.runs.folder import Unusable
 from shoestring.runs.modules import note_modules
 from shoestring.runs.report import report_of
@@ -119,7 +119,7 @@ class FederationRun(Execution[FederatedPlan, FederationResult]):
         self.given = planned.given
         return planned.outcome
 
-    def chosen(self, outcome: FederatedOutcome) -> None:
+    def note_plan(self, outcome: FederatedOutcome) -> None:
         assert self.given is not None, "it was prepared to be planned"
         self.show(PlannedFederation(outcome, self.given))
 

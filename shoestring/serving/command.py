@@ -101,7 +101,7 @@ def held_folder(command: ServeCommand, source: ServedSource) -> OpenedRun:
 
     from shoestring.jobfile import job_path
     from shoestring.runs.request import request_for
-    from shoestring.runs.resume import opened
+    from shoestring.runs.resume import open_run
 
     file = Path(job_path(source.job) if source.job else source.path)
     file = file if file.is_file() else file / "job.py"
@@ -110,7 +110,7 @@ def held_folder(command: ServeCommand, source: ServedSource) -> OpenedRun:
     request = replace(
         request_for(file, dict(source.flags), None, command.asked.use, False, None), room="serving", asked=asked
     )
-    return opened(Path(command.run or f"runs/{source.name}-serving"), request, content, command.fresh, adopt=True)
+    return open_run(Path(command.run or f"runs/{source.name}-serving"), request, content, command.fresh, adopt=True)
 
 
 def show_plan(call: Call, command: ServeCommand, outcome: ServingOutcome) -> None:

@@ -12,12 +12,12 @@ from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
-from shoestring.core.technique import built
+from shoestring.core.technique import technique_from
 from shoestring.core.units import bytes_text
 from shoestring.planning.plan import read_plan
 from shoestring.processes.launch import run_worker
 from shoestring.runs.event import Begun, Event, Planning, Stopped, Warned
-from shoestring.runs.events import Events, note
+from shoestring.runs.event_log import Events, note
 from shoestring.runs.session import Execution, Session
 from shoestring.serving.batching.admission import AffineTime
 from shoestring.serving.calibrate import CalibrateTask
@@ -67,13 +67,13 @@ class ServingRun(Execution[ServingPlan, ServingResult]):
         note(self.folder, Planning())
 
     def read_plan(self, file: Mapping[str, Any]) -> ServingPlan:
-        return read_plan(file, lambda name, knobs: built(name, knobs, CATALOGUE), QUANTITIES, ServingDetails)
+        return read_plan(file, lambda name, knobs: technique_from(name, knobs, CATALOGUE), QUANTITIES, ServingDetails)
 
     def choose(self) -> ServingOutcome:
         with self.doing("measuring the model"):
             return outcome_for(self.source, self.asked)
 
-    def chosen(self, outcome: ServingOutcome) -> None:
+    def note_plan(self, outcome: ServingOutcome) -> None:
         self.show(outcome)
 
     def execute(self, plan: ServingPlan) -> ServingResult:

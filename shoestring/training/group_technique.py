@@ -31,8 +31,8 @@ class GroupTechnique(TrainingTechnique, ABC):
     unites: ClassVar[str]  # the axis of the mesh along which its workers are arranged
 
     @property
-    def called(self) -> tuple[str, ...]:
-        return (*super().called, UNITING, f"{UNITING} along {self.unites}")
+    def conflict_names(self) -> tuple[str, ...]:
+        return (*super().conflict_names, UNITING, f"{UNITING} along {self.unites}")
 
     @property
     def across(self) -> int:

@@ -22,7 +22,7 @@ from shoestring.data.lengths import Lengths, Look, batches_at, look, planned_for
 from shoestring.measure.process import address_limit, memory_free
 from shoestring.planning.answers import MeasuredAnswers
 from shoestring.planning.choose import Chooser, asked_for
-from shoestring.planning.plan import Outcome, named
+from shoestring.planning.plan import Outcome, techniques_text
 from shoestring.processes.task import Worker
 from shoestring.training.admission import admit, check_together
 from shoestring.training.axes import explain_cut
@@ -164,7 +164,7 @@ class Planner:
         if self.devices > 1 or self.hardware.described:
             raise found.refusal("this job can't be planned for a group of workers or another machine") from found.error
         if forced:
-            raise found.refusal(f"{named(forced)} can't be used for this job") from found.error
+            raise found.refusal(f"{techniques_text(forced)} can't be used for this job") from found.error
         self.tell("trying plain training, because shoestring could not look at the model")
         plain = found.plan(memory)
         return Outcome(plain, plain, budget=Budget(memory=self.free(memory)), seconds=self.seconds_so_far())
@@ -216,7 +216,7 @@ class Planner:
         )
         if forced is not None:
             chosen = self.figures_of(ledger, forced) if forced != simplest or apart else plain
-            fits = int(not budget.broken(chosen.numbers()))
+            fits = int(not budget.broken_limits(chosen.numbers()))
             chosen = explain_cut(self.predictor.with_ranks(chosen), plain, budget.memory)
             chosen = chosen if apart else with_warning(chosen, plain)
             return Outcome(chosen, plain, asked=True, fitting=fits, budget=budget, seconds=self.seconds_so_far())
@@ -252,7 +252,7 @@ class Planner:
         check_together(techniques)
         ledger = self.inspect_or_plain_only(lambda: ledger_of_traits(self.rehearsals, techniques))
         if isinstance(ledger, PlainOnly):
-            raise ledger.refusal(f"{named(techniques)} can't be used for this job") from ledger.error
+            raise ledger.refusal(f"{techniques_text(techniques)} can't be used for this job") from ledger.error
         return admit(techniques, ledger, self.exact)
 
     def figures_of(self, ledger: Ledger, techniques: tuple[Technique, ...]) -> TrainingPlan:

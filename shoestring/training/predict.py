@@ -24,7 +24,7 @@ from shoestring.measure.load import HELD_UP
 from shoestring.measure.process import memory_free, status
 from shoestring.measure.timeline import last_step, peak, stretches, validation, with_filled_workspaces
 from shoestring.measure.tracker import VALIDATE, Log, Moment
-from shoestring.planning.plan import named
+from shoestring.planning.plan import techniques_text
 from shoestring.planning.room import Candidate
 from shoestring.training.axes import kinds_of_workers, staging
 from shoestring.training.evidence.anchor import resident_bytes
@@ -83,7 +83,7 @@ class Predictor:
         """A candidate with its exact figures."""
         if self.too_long(one.techniques):
             cut = staging(one.techniques, self.evidence.ledger)
-            found = self.sketch(one).detailed(
+            found = self.sketch(one).with_details(
                 mesh=self.mesh(one.techniques), staging=cut, speeds=self.rehearsals.job.link.speeds
             )
             return replace(
@@ -298,7 +298,7 @@ class Predictor:
                 log = self.log(plan.techniques, rank=ranks[0])
                 sent = float(log.sent[-1]) if serves else self.bytes_sent(plan.techniques, log, ranks[0])[0]
                 found.append(RankFigures(ranks, peak(log).bytes, sent))
-            return plan.detailed(ranks=tuple(found))
+            return plan.with_details(ranks=tuple(found))
         return plan
 
     def bytes_sent(self, techniques: Techniques, log: Log, rank: int | None = None) -> tuple[float, float]:
@@ -416,7 +416,7 @@ class Predictor:
         """The result of a few real steps; `together`: by workers that communicate."""
         self.trials += 1
         task = TrialTask(**self.rehearsals.about_job(techniques), steps=steps, together=together)
-        doing = f"trying {named(techniques)} for {steps} real steps"
+        doing = f"trying {techniques_text(techniques)} for {steps} real steps"
         try:
             return self.rehearsals.ask_worker(
                 task, {**self.rehearsals.hardware.environment, **environment(techniques)}, doing
@@ -452,10 +452,14 @@ class Predictor:
                 plan.predicting(process_bytes=int(VARIED_SPREAD * plan.predicted["process_bytes"])),
                 basis=f"{plan.basis}; counted with {VARIED_SPREAD - 1:.0%} more, by which two runs may differ where sizes vary",
             )
-            return largest if budget.broken(largest.numbers()) and not budget.broken(plan.numbers()) else plan
+            return (
+                largest
+                if budget.broken_limits(largest.numbers()) and not budget.broken_limits(plan.numbers())
+                else plan
+            )
         for _ in range(AGAIN):
             spread = SPREAD if plan.details.process_basis is ProcessBasis.TRIAL else FEW_SPREAD
-            if budget.broken(plan.numbers()) or not budget.broken(
+            if budget.broken_limits(plan.numbers()) or not budget.broken_limits(
                 {"process_bytes": spread * plan.predicted["process_bytes"]}
             ):
                 break

@@ -98,7 +98,7 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, TrainingPlan]):
     def needless(self, plan: TrainingPlan, budget: Budget) -> str:
         """A warning if a plan with memory-saving techniques needs more memory than plain training, and plain training
         fits."""
-        fits = not self.apart and not budget.broken(self.plain.numbers())
+        fits = not self.apart and not budget.broken_limits(self.plain.numbers())
         return excess(plan, self.plain) if fits and costs_more(plan, self.plain) else ""
 
     def complete_figures(self, plan: TrainingPlan) -> TrainingPlan:

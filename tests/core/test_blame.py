@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
 from shoestring import Job
-from shoestring.core.blame import ROOT, blamed
+from shoestring.core.blame import ROOT, blame_for
 from shoestring.core.seams import calls_user
 from shoestring.data.feed import Feed
 from shoestring.measure.fake import Stage
@@ -268,7 +268,7 @@ def test_a_room_of_another_package_marks_its_own_seams(function: str, ours: bool
     exec(compile(ROOM, str(tmp_path / "kitchen.py"), "exec"), held)
     with pytest.raises(TypeError) as found:
         held[function](iter)  # a recipe without a line of Python
-    told = blamed(found.value)
+    told = blame_for(found.value)
     assert told.ours is ours and told.place == place
 
 
@@ -285,7 +285,7 @@ def test_a_mark_is_of_one_function_and_not_of_another_that_is_equal(tmp_path: Pa
     for held, place in ((first, "its recipe"), (second, "kitchen.py line 2")):
         with pytest.raises(TypeError) as found:
             held["cook"](iter)
-        assert blamed(found.value).place == place
+        assert blame_for(found.value).place == place
 
 
 class Named(nn.Module):

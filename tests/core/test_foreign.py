@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring import Job
-from shoestring.core.batch import leaves, mapped
+from shoestring.core.batch import leaves, map_leaves
 from shoestring.core.foreign import attributes_of, container_kind, copied_module, items_of
 from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.memory.block_state import BlockState, put_back
@@ -168,7 +168,7 @@ def test_objects_in_a_batch_are_left_alone() -> None:
     thing, numbers = Thing(), Tuple((torch.ones(2), 3))
     batch = (torch.ones(2), thing, numbers)
     assert [type(one) for one in leaves(batch)] == [Tensor, Thing, Tensor, int]
-    same = mapped(lambda leaf: leaf, batch)
+    same = map_leaves(lambda leaf: leaf, batch)
     assert same is batch and same[2] is numbers
 
 

@@ -13,7 +13,7 @@ from torch import nn
 import shoestring
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.local import Local
-from shoestring.core.technique import in_order, parsed
+from shoestring.core.technique import in_order, parse_technique
 from shoestring.federated.catalogue import CATALOGUE
 from shoestring.federated.combined_statistics import median_statistics, statistics_problems
 from shoestring.federated.layout import layout_of
@@ -53,7 +53,7 @@ def normed(**asked: Any) -> Prepared:
 
 
 def made(written: str) -> tuple[FederatedTechnique, ...]:
-    return in_order(parsed(one, CATALOGUE) for one in written.split(" + ") if one)
+    return in_order(parse_technique(one, CATALOGUE) for one in written.split(" + ") if one)
 
 
 def played(

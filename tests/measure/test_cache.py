@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.hardware import Hardware, for_group
-from shoestring.core.seal import sealed
+from shoestring.core.seal import seal
 from shoestring.measure import instructions, probe
 from shoestring.measure.cache import cache_folder, key_of, new_secret, read_kept, read_secret, value_of, write_kept
 from shoestring.measure.tracker import Log, Moment, StorageEvent
@@ -113,7 +113,7 @@ USES: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
 
 def keyed(file: Path, data: dict[str, Any]) -> bytes:
     """A file as ours, with anything in it."""
-    return sealed(data, key_of(read_secret() or new_secret(), file))
+    return seal(data, key_of(read_secret() or new_secret(), file))
 
 
 @pytest.fixture(autouse=True)

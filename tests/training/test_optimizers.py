@@ -15,7 +15,7 @@ from torch import nn
 import shoestring
 from shoestring import Lamb, Lars, Mistake
 from shoestring.core.hardware import Hardware
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.evidence.rehearse import build_run, rehearse, track
@@ -227,6 +227,6 @@ def test_a_trust_ratio_is_over_the_whole_parameter_wherever_its_state_lives(
     for techniques in ((), (technique,)):
         run = build_run(made, techniques, seeded(made))
         list(steps(run, [next(iter(Feed(made)))] * 3))
-        brought_home(run)
+        bring_home(run)
         after.append(run.model.state_dict())
     assert all(torch.equal(after[0][name], after[1][name]) for name in after[0])

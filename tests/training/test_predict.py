@@ -97,5 +97,5 @@ def test_where_sizes_vary_a_plan_without_a_rule_needs_room_for_how_far_two_runs_
     predictor = Predictor(rehearsals, Evidence(Ledger(()), Log()))
     assert predictor.with_more_trials(plan, Budget(memory=1000)).predicted["process_bytes"] == 1035
     assert predictor.with_more_trials(plan, Budget(memory=1100)) == plan, "there is room for that"
-    guessed = plan.detailed(process_basis=ProcessBasis.ESTIMATED)
+    guessed = plan.with_details(process_basis=ProcessBasis.ESTIMATED)
     assert predictor.with_more_trials(guessed, Budget(memory=1000)) == guessed, "what is only estimated can't be tried"

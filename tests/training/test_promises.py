@@ -17,7 +17,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.core.technique import drift, in_order, total_cost
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
@@ -74,7 +74,7 @@ def weights_after(name: str, techniques: tuple[Technique, ...]) -> Tensor:
     run = build_run(made, techniques, model)
     for _ in steps(run, islice(Feed(made), STEPS)):
         pass
-    brought_home(run)
+    bring_home(run)
     return torch.cat([value.detach().float().reshape(-1) for value in model.state_dict().values()])
 
 
@@ -145,7 +145,7 @@ def losses_over_seeds(name: str, techniques: tuple[Technique, ...], first: int) 
         run = build_run(made, techniques, model)
         for _ in steps(run, islice(Feed(made), STEPS)):
             pass
-        brought_home(run)
+        bring_home(run)
         model.eval()
         batch = next(iter(Feed(made)))
         with torch.no_grad():

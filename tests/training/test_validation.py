@@ -16,7 +16,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.core.technique import total_cost
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import blocks_of, peak, validation
@@ -62,7 +62,7 @@ def trained(made: Job, techniques: tuple[Technique, ...], validates: bool) -> tu
     for number, _ in enumerate(steps(run, islice(Feed(made), STEPS)), 1):
         if validates or number == STEPS:
             found = run_validation(run, made)
-    brought_home(run)
+    bring_home(run)
     return found, torch.cat([value.detach().float().reshape(-1) for value in run.model.state_dict().values()])
 
 

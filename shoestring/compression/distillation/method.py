@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from shoestring.compression.distillation.losses import Term, distillation_loss, parse_objective
 from shoestring.compression.distillation.teachers import Teachers, record_outputs, run_in_thread
 from shoestring.compression.distillation.unlabelled import Unlabelled, mix_unlabelled, unwrap
-from shoestring.core.batch import Batch, mapped
+from shoestring.core.batch import Batch, map_leaves
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.data.feed import looking
-from shoestring.runs.initial_weights import valued
+from shoestring.runs.initial_weights import fill_weights
 
 PROJECTION = (
     "distil_projection_"  # prefix of the student's projection parameters, for hidden states of different widths
@@ -178,7 +178,7 @@ def hidden_widths(own: Job, teachers: Teachers, terms: Sequence[Term]) -> list[t
     def work() -> list[tuple[int, int]]:
         with looking(own) as feed:
             batch = next(islice(feed, 1))
-        model = valued(own.model(), own).eval()
+        model = fill_weights(own.model(), own).eval()
         with torch.no_grad(), record_outputs(model, [term.student for term in terms], "the student") as seen:
             own.forward(model, unwrap(batch))
         said = teachers.say(unwrap(batch), [term.teacher for term in terms])
@@ -196,7 +196,7 @@ def gaussian_noise(deviation: float) -> Callable[[Batch], Batch]:
         raise Mistake(f"--noise {deviation:g}: give a standard deviation above 0")
 
     def noisy(batch: Batch) -> Batch:
-        return mapped(
+        return map_leaves(
             lambda leaf: (
                 leaf + deviation * torch.randn_like(leaf)
                 if isinstance(leaf, Tensor) and leaf.is_floating_point()

@@ -36,7 +36,7 @@ from shoestring.compression.exits.rows import (
 from shoestring.compression.exits.thresholds import checked_thresholds
 from shoestring.core.errors import Mistake
 from shoestring.core.private import tree_leaves
-from shoestring.measure.interception import instead, patched
+from shoestring.measure.interception import instead, patch_forwards
 
 POOLS = ("first", "mean", "grid", "none")
 
@@ -152,7 +152,7 @@ class EarlyExitModel(nn.Module):
                 ".eval() first"
             )
         passage = Passage(self, row_count(args, kwargs), (args, kwargs))
-        with patched(
+        with patch_forwards(
             {block: instead(block, passage.around(number, block)) for number, block in enumerate(self.chain())}
         ):
             try:
@@ -285,7 +285,7 @@ class Passage:
                 raise Looked((args, kwargs))
 
             try:
-                with patched({first: stop}):
+                with patch_forwards({first: stop}):
                     self.early.model(*fewer[0], **fewer[1])
             except Looked as found:
                 self.early.shared = shared_leaves(self.first, found.given)

@@ -96,7 +96,7 @@ class EarlyExit(Restructure):
             forward=study.forward,
             steps=self.steps,
         )
-        with random_state.kept(), torch.enable_grad():
+        with random_state.fork_rng(), torch.enable_grad():
             random_state.seed(0)
             job = exit_job(plain, after, train="heads", distil=True, measure=self.measure)
             model = job.model()

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shoestring.measure.interception import patched
+from shoestring.measure.interception import patch_forwards
 from shoestring.serving.engines.attention import AttentionCalls, PackedAttention, PackedRows, Unpackable
 from shoestring.serving.engines.lengths import LengthRule
 from shoestring.serving.engines.outputs import Compute, OutputForm
@@ -154,7 +154,7 @@ def packed_answers(compute: Compute, interface: ModelInterface, packing: Packing
     else:
         rows = PackedRows(lengths)
         passed = PackedPass(packing, rows)
-        with patched({block: passed.around(name, block) for name, block in packing.blocks.items()}):
+        with patch_forwards({block: passed.around(name, block) for name, block in packing.blocks.items()}):
             outputs = compute(batch)
         passed.check_calls()
     found: list[Tensors] = [{}] * len(samples)

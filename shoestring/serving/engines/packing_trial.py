@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from shoestring.core.errors import error_sentence
 from shoestring.measure.blocks import blocks
-from shoestring.measure.interception import patched
+from shoestring.measure.interception import patch_forwards
 from shoestring.serving.engines.attention import AttentionCalls, Unpackable
 from shoestring.serving.engines.comparison import References
 from shoestring.serving.engines.lengths import LengthRule, length_rule
@@ -184,7 +184,7 @@ def arguments(
 
         return forward
 
-    with patched({block: around(name, block.forward) for name, block in region.items()}):
+    with patch_forwards({block: around(name, block.forward) for name, block in region.items()}):
         compute(interface.inputs.batch(samples))
     return found
 

@@ -23,7 +23,7 @@ from shoestring.compression.onnx.interface import (
     outputs_of,
     without_keys,
 )
-from shoestring.core.batch import Batch, mapped
+from shoestring.core.batch import Batch, map_leaves
 from shoestring.core.batch import samples as count_of
 from shoestring.core.errors import Mistake
 from shoestring.serving.engines.inputs import BatchInputs, InputForm, batch_template
@@ -183,7 +183,7 @@ def without_leaves(batch: Batch, places: frozenset[str], instead: Any = None) ->
     if not places:
         return batch
     taken = {id(one) for name, one in named_tensors(batch) if name in places}
-    return mapped(lambda leaf: instead if id(leaf) in taken else leaf, batch)
+    return map_leaves(lambda leaf: instead if id(leaf) in taken else leaf, batch)
 
 
 def forms_of(samples: Sequence[Sample]) -> tuple[InputForm, ...]:

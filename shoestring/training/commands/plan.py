@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def run(asked: PlanCommand, call: Call) -> int:
     asked.plan.check()
-    given = asked_job(call, asked.job, asked.course.given)
+    given = asked_job(call, asked.job, asked.course.values)
     team = asked.workers.team(os.environ)
     import json
     from pathlib import Path

@@ -41,7 +41,7 @@ def telling(call: Call, clock: Callable[[], float] | None = None) -> Iterator[Ca
         text = f"planning{passed}: {what} …"  # the time first, because the end may be cut
         width = screen(line.stream).width
         line.show(text if width is None else text[: width - 1])
-        ticker.said()
+        ticker.note_line()
 
     try:
         with ticker.running(not line.moves and clock is None):
@@ -137,7 +137,7 @@ class Shower:
 
         self.told = told
         self.line.show(progress(told, screen(self.line.stream)))
-        self.ticker.said()
+        self.ticker.note_line()
 
 
 def validation_text(step: int, metrics: Mapping[str, float | None], best: bool) -> str:

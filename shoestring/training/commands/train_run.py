@@ -97,7 +97,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
             return Outcome(self.following_plan())
         return new_plan(self.asked.plan, self.call, self.job, self.session.folder, self.request, self.workers)
 
-    def chosen(self, outcome: TrainingOutcome) -> None:
+    def note_plan(self, outcome: TrainingOutcome) -> None:
         (self.session.folder.path / "plan-next.json").unlink(missing_ok=True)
         if not self.call.json and outcome.plain is not None:  # so that a log has it before training starts
             print(training_outcome_text(outcome, screen(sys.stdout)), "", sep="\n", flush=True)

@@ -21,7 +21,7 @@ VERDICTS = {True: "kept", False: "NOT KEPT", None: "not checked"}
 
 def run(asked: VerifyCommand, call: Call) -> int:
     asked.check()
-    given = asked_job(call, asked.job, asked.course.given)
+    given = asked_job(call, asked.job, asked.course.values)
     import json
 
     from shoestring.processes.nodes import Team
@@ -39,7 +39,7 @@ def run(asked: VerifyCommand, call: Call) -> int:
 
 
 def show(report: dict[str, Any], steps: int) -> None:
-    from shoestring.planning.quantities import compared
+    from shoestring.planning.quantities import compare_figures
     from shoestring.show.terminal import beside, table
     from shoestring.training.execution.verification import ROUNDED
 
@@ -63,6 +63,6 @@ def show(report: dict[str, Any], steps: int) -> None:
         f"{Exactness.ROUNDING.word}: losses within {ROUNDED:.2%}; of {Exactness.DISTRIBUTION.word} and {Exactness.CHANGED.word}, nothing "
         f"is promised that {steps} steps could show"
     )
-    print("", beside(compared(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")
+    print("", beside(compare_figures(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")
     print("losses, plain and planned:")
     print("\n".join(f"  {plain:.6f}  {planned:.6f}" for plain, planned in report["losses"]))

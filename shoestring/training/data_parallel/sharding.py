@@ -19,7 +19,7 @@ from shoestring.core.link import CompletedWork, Link, Sending
 from shoestring.core.private import storage_id, storage_id_of, tree_leaves
 from shoestring.core.run import AddUp, Run
 from shoestring.core.run_state import DividesOptimizer, KeepsWeights, RunState
-from shoestring.measure.interception import Guard, patched
+from shoestring.measure.interception import Guard, patch_forwards
 from shoestring.training.data_parallel.reducer import Bucket, Reducer
 from shoestring.training.data_parallel.shard_units import ShardUnit, cut_up
 
@@ -62,7 +62,9 @@ class Sharding(RunState, KeepsWeights, DividesOptimizer):
             yield
             return
         with (
-            patched({block: self.with_gathering(units, block.forward) for block, units in self.of_block.items()}),
+            patch_forwards(
+                {block: self.with_gathering(units, block.forward) for block, units in self.of_block.items()}
+            ),
             self.guard(),
         ):
             yield
@@ -196,7 +198,7 @@ class Sharding(RunState, KeepsWeights, DividesOptimizer):
         called."""
         self.gather_outside()
         try:
-            with patched(
+            with patch_forwards(
                 {block: self.with_gathering(units, block.forward) for block, units in self.of_block.items()}
                 if self.stage == 3
                 else {}
@@ -208,7 +210,7 @@ class Sharding(RunState, KeepsWeights, DividesOptimizer):
     # Checkpoint state: the same as for one process, so that any number of workers can resume from it
 
     @property
-    def kept(self) -> dict[str, ShardedTensor]:
+    def weights_elsewhere(self) -> dict[str, ShardedTensor]:
         if self.stage < 3:
             return {}
         return {

@@ -63,7 +63,7 @@ class Traits:
         """Note why blocks can't be recomputed: as the worker found, or by a step here if there is none and the model is
         small."""
         if rehearsals.worker is None and Trait.NO_BLOCK_RUNS not in self.found and rehearsals.fits_here(plain):
-            with random_state.kept():
+            with random_state.fork_rng():
                 model = rehearsals.model_to_try()
                 random_state.seed(rehearsals.job.seed)
                 again = why_not_again(replace(rehearsals.job, mesh=on_one_axis()), model)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from shoestring.core.batch import Batch, moved, tensors
+from shoestring.core.batch import Batch, tensors, to_device
 from shoestring.core.errors import Mistake, error_sentence
 from shoestring.core.job import Job
 from shoestring.core.run import Run
@@ -180,7 +180,7 @@ def rehearse_validation(run: Run, job: Job, tracker: Tracker, holders: Holders, 
     names: list[str] = []
     with validating(run, job, watch), watch.batch(found.largest):
         try:
-            names = list(batch_metrics(run, job, moved(found.largest, device)))
+            names = list(batch_metrics(run, job, to_device(found.largest, device)))
         except Mistake:
             raise
         except (

@@ -30,7 +30,7 @@ from shoestring.core.job import Job
 from shoestring.core.ledger_parts import Trait
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import DispatchMode, arguments_of, has_gradient_hooks, operation_of
-from shoestring.core.run import weighed
+from shoestring.core.run import weighted_loss
 from shoestring.measure.tracker import really_draws
 from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.evidence.step import first_batch
@@ -105,7 +105,7 @@ def try_in_pieces(
         return {"not tried": str(error)}
     used = [technique for technique in techniques if not technique.splits_batch]
     alone = replace(job, mesh=on_one_axis())
-    with random_state.kept():
+    with random_state.fork_rng():
         try:
             once = run_passes(alone, used, make(), [(batch, 1.0)])
         except Exception as error:
@@ -169,7 +169,7 @@ def run_passes(
 
 
 def scale_loss(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
-    return lambda output, batch: weighed(loss(output, batch), share)
+    return lambda output, batch: weighted_loss(loss(output, batch), share)
 
 
 def differing_traits(once: PassOutputs, apart: PassOutputs) -> dict[str, str]:

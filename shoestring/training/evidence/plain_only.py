@@ -14,7 +14,7 @@ from itertools import chain, islice
 from torch import nn
 
 from shoestring.core import random_state
-from shoestring.core.blame import blamed, failure_text
+from shoestring.core.blame import blame_for, failure_text
 from shoestring.core.errors import Crashed, JobFailed, Mistake, OverBudget
 from shoestring.core.foreign import copied_module
 from shoestring.core.job import Job
@@ -94,9 +94,9 @@ class PlainOnly:
                 file=origin.file, flags=dict(origin.flags), steps=count, largest=self.numbers, tracked=False
             )
             return self.worker(task, self.environment)
-        if isinstance(self.error, NoRoom) or blamed(self.error).ours:
+        if isinstance(self.error, NoRoom) or blame_for(self.error).ours:
             return None
-        with random_state.kept():
+        with random_state.fork_rng():
             random_state.seed(self.job.seed)
             model = self.model_to_try()
             if model is not None:

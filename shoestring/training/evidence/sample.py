@@ -46,7 +46,7 @@ def sample_blocks(job: Job) -> dict[str, Any]:
     its tensors."""
     found: dict[tuple[Any, ...], tuple[nn.Module, Any]] = {}
     stage = Stage()
-    with random_state.kept():
+    with random_state.fork_rng():
         random_state.seed(job.seed)
         run = build_run(job, (), stage.model(job.model))
         settings = dict(run.optimizer.param_groups[0])

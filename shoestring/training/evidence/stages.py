@@ -51,7 +51,7 @@ def try_in_stages(job: Job, make: Callable[[], nn.Module], technique: StagedTech
         shares = [float(job.weight(piece)) / float(job.weight(batch)) for piece in pieces]
     except (Mistake, ZeroDivisionError) as error:
         return StagesResult(untried=str(error))
-    with random_state.kept():
+    with random_state.fork_rng():
         try:
             once = run_passes(alone, (), make(), list(zip(pieces, shares, strict=True)))
         except Exception as error:

@@ -18,7 +18,7 @@ from shoestring.core.exactness import Exactness, allowed_levels
 from shoestring.core.files import temporary_folder
 from shoestring.core.hardware import Hardware, cluster, for_group, measured_group
 from shoestring.core.job import Job
-from shoestring.core.technique import parsed
+from shoestring.core.technique import parse_technique
 from shoestring.data.feed import with_step_count
 from shoestring.data.lengths import shared_data
 from shoestring.measure.probe import busy_now, known_hardware, remember
@@ -67,7 +67,9 @@ def plan_job(
     made = with_step_count(shared_data(job))
     place = question(made, asked.memory, use, inexact, exact, devices) if made.origin is not None else None
     expected = expected_seconds(place) if place is not None else None
-    forced = None if use is None else tuple(parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
+    forced = (
+        None if use is None else tuple(parse_technique(one, CATALOGUE) if isinstance(one, str) else one for one in use)
+    )
     if forced is not None and devices > 1 and not uniting(forced):
         forced = (*forced, TOGETHER)
     mesh_sizes(forced or (), devices)  # refuses an impossible mesh before anything is measured

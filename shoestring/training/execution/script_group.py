@@ -19,7 +19,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.processes.group.launch import run_group
 from shoestring.runs.event import Event, Stepped, Stopped, Validated
-from shoestring.runs.events import note
+from shoestring.runs.event_log import note
 from shoestring.runs.export import checkpoint_of, model_of, named_weights
 from shoestring.runs.options import RunOptions
 from shoestring.runs.report import Report, report_of

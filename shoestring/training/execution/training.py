@@ -40,7 +40,7 @@ from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Tracker, watch_run
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Event, Measured, Stepped, Warned
-from shoestring.runs.history import History, measured, measured_by
+from shoestring.runs.history import History, measured_by, measured_figures
 from shoestring.runs.initial_weights import fresh_model, source
 from shoestring.runs.tensors import pieces, write_tensors
 from shoestring.training.evidence.held_out import Watching, looked_through
@@ -135,7 +135,7 @@ class Training:
         self.noted = self.told = 0  # tracked steps whose memory was read; bytes that were reported
         self.last: list[Any] = []  # the batch of the last step,
         self.loss: Any = None  # and its loss: both stay in memory during a validation
-        self.holders = Holders(self.job, self.feed.held)
+        self.holders = Holders(self.job, self.feed.references)
         if expects.tracked:
             self.course.watch = Watching(self.run, self.tracker, self.holders, lambda: (self.last, self.loss))
         self.untracked = ""  # why the tracker failed, once that was reported
@@ -338,9 +338,9 @@ class Training:
     def figures(self, workers: list[Any]) -> dict[str, Any]:
         """The measured figures: of the whole run if a folder has its events, else of these steps."""
         if self.recorder:
-            return measured(History().read(self.recorder.folder.path))
+            return measured_figures(History().read(self.recorder.folder.path))
         self.history.add(measured_by(workers))
-        found = measured(self.history)
+        found = measured_figures(self.history)
         return (
             found if found.get("peak_bytes") else {name: value for name, value in found.items() if name != "peak_bytes"}
         )

@@ -23,7 +23,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.private import own_parameters, tree_leaves
 from shoestring.core.run import Run
 from shoestring.core.run_state import RunState, TrainsBeside
-from shoestring.measure.interception import OnTop, patched
+from shoestring.measure.interception import OnTop, patch_forwards
 from shoestring.runs.low_rank import merge_updates, with_update
 
 HALVES = (torch.bfloat16, torch.float16)  # updates of weights in these dtypes are kept in float32
@@ -78,7 +78,9 @@ class Adapters(RunState, TrainsBeside):
             return
         self.active = True
         try:
-            with patched({one.module: OnTop(one.module.forward, self.adding(one)) for one in self.updates.values()}):
+            with patch_forwards(
+                {one.module: OnTop(one.module.forward, self.adding(one)) for one in self.updates.values()}
+            ):
                 yield
         finally:
             self.active = False
@@ -160,10 +162,10 @@ class Adapters(RunState, TrainsBeside):
                 one.a.copy_(state["A"][name])
                 one.b.copy_(state["B"][name])
 
-    def merged(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+    def merge(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         return merge_updates(weights, self.state_dict())
 
-    def told(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+    def digest_state(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         return trained_state(weights, self.state_dict())
 
     def finish(self) -> None:

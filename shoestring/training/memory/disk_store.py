@@ -310,11 +310,11 @@ class OnDisk(LivesOnDisk):
     store: DiskStore
 
     @property
-    def moved(self) -> int:
+    def bytes_moved(self) -> int:
         return self.store.moved
 
     @property
-    def stored(self) -> int:
+    def bytes_stored(self) -> int:
         return self.store.end
 
     @property
@@ -332,7 +332,7 @@ class OnDisk(LivesOnDisk):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.store.load_state_dict(state["regions"])
 
-    def saved(self) -> None:
+    def note_saved(self) -> None:
         """A checkpoint with this state is safe on disk."""
         self.store.pin()
 

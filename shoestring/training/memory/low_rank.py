@@ -67,7 +67,7 @@ class LowRank(TrainingTechnique):
         return ()  # it trains other parameters: used only when asked for
 
     @classmethod
-    def explained(cls, ledger: Ledger) -> tuple[LowRank, ...]:
+    def settings_to_explain(cls, ledger: Ledger) -> tuple[LowRank, ...]:
         return ()
 
     @property
@@ -119,7 +119,7 @@ class LowRank(TrainingTechnique):
         width = sqrt(block.gradient / 4 / SQUARES)
         share = min(2 * self.rank / max(width, 1.0), 1.0)
         less = block.gradient * (1 - share)
-        return block.changed(
+        return block.with_changes(
             gradient=block.gradient * share,
             spike=max(block.spike - less, 0.0),
             forward=block.forward * (1 + share / 2),

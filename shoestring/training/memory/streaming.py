@@ -25,7 +25,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.private import storage_id_of
 from shoestring.core.run import Run
 from shoestring.core.run_state import KeepsWeights
-from shoestring.measure.interception import Guard, MemoryRanges, UpdatedGuard, instead, patched
+from shoestring.measure.interception import Guard, MemoryRanges, UpdatedGuard, instead, patch_forwards
 from shoestring.training.memory.disk_store import AlignedBuffer, DiskStore, OnDisk
 from shoestring.training.memory.offloaded_optimizer import SMALL, AccessOrder, BufferRing, OffloadedOptimizer, in_parts
 from shoestring.training.memory.recompute import BlockRecorder
@@ -234,7 +234,7 @@ class Streaming(OnDisk, KeepsWeights):
                 module: instead(module, self.row_splits[weight].forward_of(module))
                 for module, weight in self.split_modules.items()
             }
-            with patched({**whole, **split}):
+            with patch_forwards({**whole, **split}):
                 yield
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
@@ -389,7 +389,7 @@ class Streaming(OnDisk, KeepsWeights):
     # Checkpoint state and figures for the report
 
     @property
-    def kept(self) -> dict[str, DiskTensor]:
+    def weights_elsewhere(self) -> dict[str, DiskTensor]:
         """The weights on disk, by all their names in the model's state dict; each is read when it is needed."""
         return {
             name: DiskTensor(self, parameter)
@@ -408,7 +408,7 @@ class Streaming(OnDisk, KeepsWeights):
             "file": NAME,
             "weights": {
                 name: {"dtype": str(one.dtype).removeprefix("torch."), "shape": list(one.shape), "parts": one.parts()}
-                for name, one in self.kept.items()
+                for name, one in self.weights_elsewhere.items()
             },
         }
 

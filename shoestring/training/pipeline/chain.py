@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shoestring.core import random_state
 from shoestring.core.absent import Absent, absent
-from shoestring.core.batch import Batch, moved
+from shoestring.core.batch import Batch, to_device
 from shoestring.core.errors import Mistake
 from shoestring.core.foreign import attributes_of, container_kind, entries_of
 from shoestring.core.private import (
@@ -288,14 +288,14 @@ def other_generators() -> Any:
 def chain_of(run: Run, batch: Batch | None = None) -> Chain:
     """The chain of a run's model, traced with a typical batch. If the model can't be cut, the error says where and
     why."""
-    with without_modes(), random_state.kept():  # the trace is no part of training
+    with without_modes(), random_state.fork_rng():  # the trace is no part of training
         if batch is None:
             if run.example is None:
                 raise Mistake("nobody gave a batch to look at the model with")
             batch = run.example()
         device = next(run.model.parameters()).device
         check_hooks(run)
-        first = run.cuts.slices(run, moved(batch, device))[0]
+        first = run.cuts.slices(run, to_device(batch, device))[0]
         with first.within(), scratch(run.model, run.model) as thrown_away:
             chain = trace_chain(run, first.batch, thrown_away, again=False)
             again = trace_chain(run, first.batch, thrown_away, again=True)

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.actions import Action, Kind
-from shoestring.core.batch import Batch, moved
+from shoestring.core.batch import Batch, to_device
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
 from shoestring.core.private import storage_id_of, writes_unseen
@@ -135,7 +135,7 @@ class PipeDream(Stages):
 
     def gradients(self, now: Run, batch: Batch) -> Tensor:
         device = next(iter(self.weights.own_weights or self.weights.by_name.values())).device
-        here = now.cuts.pieces(moved(batch, device), min(self.pieces, now.cuts.count(batch)))
+        here = now.cuts.pieces(to_device(batch, device), min(self.pieces, now.cuts.count(batch)))
         self.step += 1
         self.due = self.step % self.flush == 0 or self.step >= self.run.settings.steps or len(here) < self.link.world
         self.now = now = replace(now, last=True)
@@ -224,11 +224,11 @@ class PipeDream(Stages):
         yield
 
     @property
-    def kept(self) -> Mapping[str, StoredTensor]:
+    def weights_elsewhere(self) -> Mapping[str, StoredTensor]:
         """The weights of one version, requested by all workers; drains first if the data ended before the planned last
         step."""
         self.drain()
-        return super().kept
+        return super().weights_elsewhere
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self.step, "stash_bytes": self.versions.most}  # nothing is in flight when this is called

@@ -148,7 +148,7 @@ class Pipeline(StagedTechnique):
         return tuple(cls(one.stages, one.pieces, one.schedule, one.balance, one.chunks) for one in worth_trying(ledger))
 
     @classmethod
-    def explained(cls, ledger: Ledger) -> tuple[Pipeline, ...]:
+    def settings_to_explain(cls, ledger: Ledger) -> tuple[Pipeline, ...]:
         return cls.choices(ledger) or (cls(),)
 
     @property

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from shoestring.core.absent import Absent
 from shoestring.core.actions import Action, ActionSpan, Kind
-from shoestring.core.batch import Batch, moved
+from shoestring.core.batch import Batch, to_device
 from shoestring.core.errors import Mistake
 from shoestring.core.link import CompletedWork, Link, PeerLost, Sending
 from shoestring.core.private import storage_id_of, tree_flatten, tree_unflatten, unseen_functions
-from shoestring.core.run import Run, add_up_shared, weighed
+from shoestring.core.run import Run, add_up_shared, weighted_loss
 from shoestring.core.run_state import DividesOptimizer, KeepsWeights, RecordsTimes, RunState, StoredTensor
 from shoestring.core.staging import OwnTimes
 from shoestring.measure.interception import Guard
@@ -129,7 +129,7 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
         """This worker's part of a batch: yields every action, and does it when the next is requested. `taken_total` is
         the loss then."""
         device = next(self.run.model.parameters()).device
-        here = now.cuts.pieces(moved(batch, device), min(self.pieces, now.cuts.count(batch)))
+        here = now.cuts.pieces(to_device(batch, device), min(self.pieces, now.cuts.count(batch)))
         whole = float(now.cuts.weight(batch))
         shares = [float(now.cuts.weight(piece)) / whole if whole else 0.0 for piece in here]
         slices = [
@@ -193,7 +193,7 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
             root = self.beginning(output.values, walk.gives, action)
         else:
             with walk:
-                root = weighed(now.loss(output, piece), share)
+                root = weighted_loss(now.loss(output, piece), share)
             if root.numel() != 1:
                 raise Mistake(
                     f"the job's loss gave a tensor of shape {tuple(root.shape)}: it must be one number, the mean over the batch"
@@ -351,7 +351,7 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
     # What survives a restart
 
     @property
-    def kept(self) -> Mapping[str, StoredTensor]:
+    def weights_elsewhere(self) -> Mapping[str, StoredTensor]:
         return self.weights.tensors()
 
     def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from shoestring.core.private import (
     unwatched_by,
     without_modes,
 )
-from shoestring.measure.interception import instead, patched
+from shoestring.measure.interception import instead, patch_forwards
 from shoestring.training.pipeline.scratch import scratch
 
 Number = tuple[
@@ -297,7 +297,7 @@ class Walk(TorchFunctionMode):
             block: instead(block, self.entering(number, block.forward))
             for number, block in enumerate(self.parts.blocks.values())
         }
-        with patched(forwards), self:
+        with patch_forwards(forwards), self:
             yield self
 
     def entering(self, number: int, inner: Callable[..., Any]) -> Callable[..., Any]:

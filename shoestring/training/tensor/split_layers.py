@@ -280,7 +280,7 @@ class TensorParts(RunState, KeepsWeights, DividesOptimizer):
         }
 
     @property
-    def kept(self) -> dict[str, SplitTensor]:
+    def weights_elsewhere(self) -> dict[str, SplitTensor]:
         tensors = self.tensors()
         return {
             name: tensors[weight]

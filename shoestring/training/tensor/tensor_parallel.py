@@ -112,7 +112,7 @@ class TensorParallel(GroupTechnique):
             gathered = GATHERED / BETWEEN * outside
             whole = gathered + (outside - gathered) / ways if self.sequence else outside
             blocks.append(
-                block.changed(
+                block.with_changes(
                     kept=whole + (block.kept - outside) / ways,
                     rise=whole + (block.rise - min(outside, block.rise)) / ways,
                     spike=block.spike / ways + block.output,

@@ -23,7 +23,7 @@ from shoestring.core.mesh import on_one_axis
 from shoestring.data.feed import Feed
 from shoestring.jobfile import loaded_job
 from shoestring.measure.timeline import peak
-from shoestring.runs.checkpoints import saved
+from shoestring.runs.checkpoints import list_checkpoints
 from shoestring.training.conflicts import clash
 from shoestring.training.data_parallel.asynchronous import Asynchronous
 from shoestring.training.data_parallel.data_parallel import DataParallel
@@ -122,10 +122,10 @@ def test_killed_it_goes_on_from_its_checkpoint(kind: str, tmp_path: Path) -> Non
     task = {"folder": str(folder), "cadence": {"steps": 2}, "flags": {"seen": str(seen), "hold": str(tmp_path)}}
     with Gates(tmp_path, 30):
         group = Group(tmp_path, 3, JOB, [Asynchronous(kind)], 1000, **task)
-        until(lambda: len(saved(folder / "checkpoints")) >= 2, "the second checkpoint")
+        until(lambda: len(list_checkpoints(folder / "checkpoints")) >= 2, "the second checkpoint")
         group.kill()
     before = (folder / "events.jsonl").read_text().splitlines()
-    step = saved(folder / "checkpoints")[-1].step  # its event may not be written yet
+    step = list_checkpoints(folder / "checkpoints")[-1].step  # its event may not be written yet
     seen.unlink()
     first, *_ = Group(tmp_path, 3, JOB, [Asynchronous(kind)], step + 4, **task).results()
     begun = json.loads((folder / "events.jsonl").read_text().splitlines()[len(before)])

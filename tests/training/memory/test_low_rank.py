@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring.core import random_state
-from shoestring.core.blame import blamed
+from shoestring.core.blame import blame_for
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import Run
-from shoestring.core.run_weights import brought_home, digest_state, weights
-from shoestring.core.technique import parsed, text
+from shoestring.core.run_weights import bring_home, digest_state, weights
+from shoestring.core.technique import parse_technique, text
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.runs.checkpoints import draft, publish
@@ -144,7 +144,7 @@ def after(techniques: tuple[Technique, ...], made: Job) -> dict[str, Tensor]:
     run = build_run(made, techniques, model)
     for _ in steps(run, islice(Feed(made), 4)):
         pass
-    brought_home(run)
+    bring_home(run)
     return {name: value.float() for name, value in model.state_dict().items()}
 
 
@@ -196,13 +196,13 @@ def test_a_weight_that_stream_brings_by_rows_gets_its_update_and_frozen_ones_are
     assert {name: region.version for name, region in streaming.store.regions.items()} == written
     with torch.no_grad(), run.outside.usable():
         used = model(batch[0])
-    brought_home(run)
+    bring_home(run)
     torch.testing.assert_close(model(batch[0]), used, rtol=1e-4, atol=1e-6)
     wanted: Any = seeded(made)
     alone = build_run(made, plan[:1], wanted)
     for _ in steps(alone, islice(Feed(made), 5)):
         pass
-    brought_home(alone)
+    bring_home(alone)
     torch.testing.assert_close(model.state_dict(), wanted.state_dict(), rtol=1e-4, atol=1e-6)
     assert not torch.allclose(wanted[6].weight, seeded(made).state_dict()["6.weight"], atol=1e-3)
     size = sum(parameter.numel() * 4 for parameter in model.parameters())
@@ -307,7 +307,7 @@ def test_torchs_encoder_layers_evaluate_with_their_updates() -> None:
         used = run.model(x)
     with torch.no_grad():
         assert not torch.allclose(used, run.model(x), atol=1e-4), "without them it is another model"
-        brought_home(run)
+        bring_home(run)
         torch.testing.assert_close(used, run.model(x), rtol=1e-4, atol=1e-5)
 
 
@@ -338,7 +338,7 @@ def test_a_layer_that_fails_under_an_update_is_the_jobs_and_not_ours() -> None:
     for plan in ((LowRank(),), (LowRank(), Checkpoint(every=1))):
         with pytest.raises(RuntimeError) as found:
             list(steps(build_run(made, plan, seeded(made)), islice(Feed(made), 1)))
-        told = blamed(found.value)
+        told = blame_for(found.value)
         assert not told.ours and told.place == "its model, in the module 1.0 (Linear)"
         assert told.library.startswith("linear.py line")
 
@@ -353,8 +353,8 @@ def test_workers_send_the_gradients_of_what_is_trained_and_of_nothing_else() -> 
 
 def test_it_is_written_and_read_like_any_technique_and_never_chosen_by_itself() -> None:
     for written in ("LowRank()", "LowRank(rank=4, where='*.q|*.v')", "LowRank(where=('*.q', '*.v'), also='head')"):
-        made = parsed(written, CATALOGUE)
-        assert parsed(text(made), CATALOGUE) == made and hash(made)
+        made = parse_technique(written, CATALOGUE)
+        assert parse_technique(text(made), CATALOGUE) == made and hash(made)
     assert LowRank(where=("a", "b")) == LowRank(where="a|b")  # type: ignore[arg-type]
     plan = training_plan((LowRank(where=("a", "b")),))  # type: ignore[arg-type]
     assert LowRank.choices(None) == () and "a|b" in json.dumps(plan.as_json())  # type: ignore[arg-type]

@@ -23,11 +23,11 @@ from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.run import Run
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.core.swap import Swap
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
-from shoestring.runs.initial_weights import valued
+from shoestring.runs.initial_weights import fill_weights
 from shoestring.runs.tensors import write_tensors
 from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
@@ -50,7 +50,7 @@ def trained(made: Job, techniques: tuple[Technique, ...], count: int = 4, **more
     run = build_run(made, techniques, seeded(made), **more)
     for _ in steps(run, islice(Feed(made), count)):
         pass
-    brought_home(run)
+    bring_home(run)
     return run.model.state_dict(), run
 
 
@@ -259,13 +259,13 @@ def test_a_model_made_on_the_meta_device_has_the_values_of_one_made_as_usual(tmp
     random_state.seed(3)
     usual = plain.model().state_dict()
     random_state.seed(3)
-    made_on_meta = valued(on_meta(), plain).state_dict()
+    made_on_meta = fill_weights(on_meta(), plain).state_dict()
     assert all(torch.equal(value, made_on_meta[name]) for name, value in usual.items())
     write_tensors(tmp_path / "weights.safetensors", usual)
-    read = valued(on_meta(), replace(plain, weights=str(tmp_path / "weights.safetensors"))).state_dict()
+    read = fill_weights(on_meta(), replace(plain, weights=str(tmp_path / "weights.safetensors"))).state_dict()
     assert all(torch.equal(value, read[name]) for name, value in usual.items())
     with pytest.raises(Mistake, match="MultiheadAttention has no reset_parameters"):
-        valued(made("meta"), plain)
+        fill_weights(made("meta"), plain)
 
 
 def test_a_meta_model_is_planned_and_trained(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_meta_model_is_planned_and_trained(tmp_path: Path) -> None:
 
     made = Job(model=on_meta, data=lambda: [(torch.ones(4, 64), torch.zeros(4, dtype=torch.long))] * 4, steps=3)
     random_state.seed(made.seed)
-    model = valued(on_meta(), made)
+    model = fill_weights(on_meta(), made)
     assert peak(rehearse(made, (OffloadModel(),))).bytes == peak(track(made, (OffloadModel(),), model)).bytes
 
 

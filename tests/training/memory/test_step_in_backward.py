@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoestring import Job, Mistake
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.training.evidence.rehearse import build_run, rehearse
 from shoestring.training.loop import steps
 from shoestring.training.memory import offloaded_optimizer, streaming
@@ -60,7 +60,7 @@ def weights_after(made: Job, techniques: tuple[Technique, ...]) -> list[Tensor]:
     run = build_run(made, techniques, seeded(made))
     for _ in steps(run, iter(made.data())):
         pass
-    brought_home(run)
+    bring_home(run)
     return [value.clone() for value in run.model.state_dict().values()]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.run import Run
-from shoestring.core.run_weights import brought_home, traffic
+from shoestring.core.run_weights import bring_home, traffic
 from shoestring.data.feed import Feed
 from shoestring.measure.holdings import Holders
 from shoestring.measure.timeline import peak
@@ -132,7 +132,7 @@ def between_steps(
         if validate:
             found.append(run_validation(run, made)["loss"])
         before = traffic(run)
-    brought_home(run)
+    bring_home(run)
     return moved, found, run.model.state_dict()
 
 

@@ -23,7 +23,7 @@ from torch import distributed as dist
 
 from shoestring.core.job import Job
 from shoestring.core.mesh import imagined_mesh, on_one_axis
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.core.technique import in_order
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
@@ -52,7 +52,7 @@ def trained(made: Job, techniques: tuple[Technique, ...]) -> tuple[Tensor, list[
     """Weights and losses after a few steps."""
     run = build_run(made, techniques, seeded(made))
     losses = [float(loss) for loss in steps(run, islice(Feed(made, run.team.assignment), STEPS))]
-    brought_home(run)
+    bring_home(run)
     return flat(run.model), losses
 
 

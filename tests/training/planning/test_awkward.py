@@ -19,7 +19,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.catalogue import CATALOGUE
@@ -65,7 +65,7 @@ def weights_after(name: str, techniques: tuple[Technique, ...]) -> Tensor:
     run = build_run(made, techniques, seeded(made))
     for _ in steps(run, islice(Feed(made), STEPS)):
         pass
-    brought_home(run)
+    bring_home(run)
     values = [value.detach().to_dense().flatten() for value in run.model.state_dict().values()]
     return torch.cat(
         [torch.view_as_real(one).flatten().double() if one.is_complex() else one.double() for one in values]

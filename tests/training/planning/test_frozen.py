@@ -15,7 +15,7 @@ from shoestring import Job
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.catalogue import CATALOGUE
@@ -73,7 +73,7 @@ def trained(made: Job, techniques: tuple[Technique, ...]) -> dict[str, Tensor]:
     run = build_run(made, techniques, seeded(made))
     for _ in steps(run, islice(Feed(made), 4)):
         pass
-    brought_home(run)
+    bring_home(run)
     return {name: value.detach().float() for name, value in run.model.state_dict().items()}
 
 

@@ -19,7 +19,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.mesh import Mesh, imagined_mesh
-from shoestring.core.run_weights import brought_home, weights
+from shoestring.core.run_weights import bring_home, weights
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.measure.blocks import blocks
 from shoestring.planning.choose import asked_for
@@ -106,7 +106,7 @@ def test_clipped_training_on_two_axes_is_that_of_one_process(uniting: Technique)
         run = run_of(job, (TensorParallel(2), uniting), model, mesh)
         half = job.pieces(batch, 2)[mesh.along("data").rank]
         found = [run.noted.take_norm() for _ in steps(run, [half] * 3)]
-        brought_home(run)
+        bring_home(run)
         return found, {name: value.detach() for name, value in run.model.named_parameters()}
 
     for found, after in in_threads({"data": 2, "stage": 1, "tensor": 2}, work):
@@ -146,7 +146,7 @@ def test_short_messages_between_copies_leave_weights_that_several_workers_hold_a
             if (name in tied or run.held.share(value) < 1) and value not in run.held.elsewhere
         }
         assert own, "some are held by several"
-        brought_home(run)
+        bring_home(run)
         return own | {f"whole {name}": value.detach() for name, value in run.model.named_parameters()}
 
     found = in_threads(sizes, work)

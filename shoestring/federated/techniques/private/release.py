@@ -146,9 +146,9 @@ class RunLedger:
         spending, found = self.ledger, []
         if self.release.seeded:
             found.append(NOT_PRIVATE)
-        if spending.lost:
+        if spending.lost_rounds:
             found.append(
-                f"{self.path} has {spending.lost} lines missing or damaged: each counts as a round of the most expensive kind"
+                f"{self.path} has {spending.lost_rounds} lines missing or damaged: each counts as a round of the most expensive kind"
             )
         if others := spending.runs - bool(spending.own):
             found.append(
