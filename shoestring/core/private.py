@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -206,6 +207,19 @@ def convolved_by_onednn(*convolution: Any) -> bool:
 def storage_id(storage: torch.UntypedStorage) -> int:
     """Identifies a storage among all that are alive; a later one may get the same id after this one is freed."""
     return int(storage._cdata)
+
+
+def marks_of(parameter: nn.Parameter) -> dict[str, Any]:
+    """The attributes that somebody has set on a parameter."""
+    own = fake_attributes() if isinstance(parameter, FakeTensor) else frozenset()
+    return {name: value for name, value in vars(parameter).items() if name not in own}
+
+
+@cache
+def fake_attributes() -> frozenset[str]:
+    """The attributes of every fake parameter."""
+    with without_modes():
+        return frozenset(vars(nn.Parameter(FakeTensorMode().from_tensor(torch.empty(0)))))
 
 
 def storage_id_of(tensor: Tensor) -> int:

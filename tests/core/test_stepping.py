@@ -73,6 +73,29 @@ class Clipping(GlobalNorm):
         return min(1.0, 100.0 * super().factor(gradients, group))
 
 
+class CoupledByMark(GlobalNorm):
+    """Of weights that the model has marked."""
+
+    def factor(self, gradients: list[Tensor], group: dict[str, Any]) -> float:
+        marked = [one.grad for one in group["params"] if getattr(one, "marked", False) and one.grad is not None]
+        return super().factor(marked, group) if marked else 1.0
+
+
+class CoupledBySize(GlobalNorm):
+    """Of large weights."""
+
+    def factor(self, gradients: list[Tensor], group: dict[str, Any]) -> float:
+        large = [one for one in gradients if one.numel() > 50]
+        return super().factor(large, group) if large else 1.0
+
+
+class SkipsLarge(Plain):
+    """Moves no weight while a gradient of one is large."""
+
+    def factor(self, gradients: list[Tensor], group: dict[str, Any]) -> float:
+        return float(not any(float(one.abs().max()) > 0.1 for one in gradients))
+
+
 class CoupledLater(GlobalNorm):
     def factor(self, gradients: list[Tensor], group: dict[str, Any]) -> float:
         return super().factor(gradients, group) if self.calls > LATE else 1.0
@@ -205,9 +228,12 @@ def muon(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> optim.Optimize
 
 
 def model(bias: bool = True) -> nn.Module:
-    return nn.Sequential(
+    made = nn.Sequential(
         *(nn.Sequential(nn.Linear(8, 8, bias=bias), nn.Tanh(), nn.Linear(8, 8, bias=bias)) for _ in range(3))
     )
+    for one in made.parameters():
+        one.marked = one.dim() > 1  # type: ignore[attr-defined]
+    return made
 
 
 def made_job(optimizer: Callable[..., optim.Optimizer], bias: bool = True, **more: Any) -> Job:
@@ -235,6 +261,9 @@ def stepping(optimizer: Callable[..., optim.Optimizer], bias: bool = True) -> St
         (GlobalNorm, COUPLED),
         (GlobalMax, COUPLED),
         (Clipping, COUPLED),
+        (CoupledByMark, COUPLED),
+        (CoupledBySize, COUPLED),
+        (SkipsLarge, COUPLED),
         (CoupledLater, COUPLED),
         (LateByState, COUPLED),
         (keyed, COUPLED),
