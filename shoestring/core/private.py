@@ -227,6 +227,16 @@ def storage_id_of(tensor: Tensor) -> int:
     return storage_id(tensor.untyped_storage())
 
 
+def extent(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor in this process, and the end. Two storages may be the same memory (NumPy's arrays); a
+    fake one has only its identity, which stands far above all addresses."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    base = storage_address(tensor) or storage_id_of(tensor) << 64
+    width = tensor.element_size()
+    first = base + int(tensor.storage_offset()) * width
+    return first, first + int(reach + 1) * width * bool(tensor.numel())
+
+
 def write_count(tensor: Tensor) -> int:
     """How often a tensor, or a view of it, was written to in place; writes through `.data` are not counted."""
     return tensor._version

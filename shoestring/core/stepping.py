@@ -9,7 +9,8 @@ only if the update of a weight depends on that weight alone:
                one after the other, in chunks                                OffloadOptimizer
 
 An optimizer that divides by the norm of all gradients, counts its calls, or skips a step with any NaN gradient passes
-none of these tests, and one that divides by each weight's norm fails the last. Not found is coupling that begins after
+none of these tests, and one that divides by each weight's norm fails the last. Nor can a step be divided if weights
+share memory: moving one moves the other. Not found is coupling that begins after
 more than LONG steps, or in large models only for weights of many numbers.
 """
 
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 
 import torch
 from torch import Tensor, nn, optim
@@ -28,7 +30,7 @@ from shoestring.core import random_state
 from shoestring.core.errors import error_sentence
 from shoestring.core.job import Job
 from shoestring.core.optimizer import takes_names
-from shoestring.core.private import marks_of, without_modes
+from shoestring.core.private import extent, marks_of, without_modes
 
 # Elementwise optimizers: known because their code was read. A subclass may do anything else, and is tried
 ELEMENTWISE = (
@@ -128,6 +130,8 @@ History = list[list[Tensor]]  # [step][weight]: every weight before the first st
 def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> Stepping:
     """How the job's optimizer step can be divided. `optimizer` is the model's; others like it are made for the
     trial."""
+    if shared := weights_in_one_place(model):
+        return Stepping(dict.fromkeys(StepDivision, shared))
     kind, own = type(optimizer).__name__, "step" not in vars(optimizer)  # own: its step was not replaced
     whole = {
         StepDivision.IN_PARTS: f"{kind} looks at whole weights, as far as is known, and parts of them would be stepped"
@@ -153,6 +157,22 @@ def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> St
         reasons = whole | reasons
     LAST[:] = [(job.optimizer, key, Stepping(reasons))]
     return LAST[0][2]
+
+
+def weights_in_one_place(model: nn.Module) -> str:
+    """Which trained weight shares numbers with another weight or buffer, in words; empty if none does. A weight with two
+    names is one weight."""
+    trained = {name for name, one in model.named_parameters() if one.requires_grad}
+    named = [*model.named_parameters(), *model.named_buffers()]
+    places = sorted((*extent(one), name) for name, one in named if one.layout is torch.strided)
+    for number, (_, end, one) in enumerate(places):
+        inside = takewhile(lambda place, end=end: place[0] < end, places[number + 1 :])  # type: ignore[misc]
+        for other in (name for _, _, name in inside if trained & {one, name}):
+            return (
+                f"{one} and {other} are two tensors in the same memory, so an update of one moves the other (to share a weight, "
+                f"use the same nn.Parameter twice)"
+            )
+    return ""
 
 
 # The last tried optimizer, with its weights and the result: plans are tried one after the other

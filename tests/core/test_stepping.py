@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from shoestring.training.memory.step_in_backward import StepInBackward
 from shoestring.training.optimizers import Lamb, Lars
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.planner import Planner
-from shoestring.training.technique import TrainingTechnique
+from shoestring.training.technique import TrainingTechnique, check_division
 from shoestring.training.tensor.tensor_parallel import TensorParallel
 
 NONE: set[StepDivision] = set()
@@ -293,6 +294,31 @@ def test_a_step_that_can_t_be_divided_is_recognised_by_what_it_does(
     found = stepping(optimizer)
     assert set(found.reasons) == refused
     assert all(found.reasons.values()) and len(found.traits) == len(refused)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["made anew", "given"])
+def test_weights_in_the_same_memory_are_moved_together(given: bool) -> None:
+    """Two parameters, one a transposed view of the other; a shared parameter and weights side by side are allowed."""
+
+    def views() -> nn.Module:
+        made = model(bias=False)
+        made[2][2].weight = nn.Parameter(made[0][0].weight.data.t())
+        return made
+
+    def side_by_side() -> nn.Module:
+        made = model(bias=False)
+        made[2][2].weight = made[0][0].weight
+        whole = torch.randn(2, 8, 8)
+        made[1][0].weight.data, made[1][2].weight.data = whole[0], whole[1]
+        return made
+
+    for factory, divisible in ((views, False), (side_by_side, True)):
+        made = made_job(optim.SGD, model=factory)
+        for technique in (StepInBackward(), OffloadModel(), Pipeline(2), Shard(), TensorParallel(2)):
+            with nullcontext() if divisible else pytest.raises(Mistake, match=r"2\.2\.weight are two tensors"):
+                check_division((technique,), plain_run(made, factory(), {}))
+        ledger = Planner(made, Hardware(), model=factory() if given else None, devices=2, here=2).ledger()
+        assert ("are two tensors" in StepInBackward().refusal(ledger)) is not divisible
 
 
 def test_optimizers_of_matrices_and_of_sparse_gradients_are_tried_on_such() -> None:
