@@ -155,7 +155,10 @@ class Planner:
     def plain_only(self, error: Exception) -> PlainOnly:
         known = vars(self).get("rehearsals")  # None: not even the sizes of batches are known
         largest, numbers = (known.job, known.numbers) if isinstance(known, Rehearsals) else (None, ())
-        return PlainOnly(self.job, error, self.worker, self.model, self.hardware.environment, largest, numbers)
+        doubt = known.lengths.doubt if isinstance(known, Rehearsals) else ""
+        return PlainOnly(
+            self.job, error, self.worker, self.model, self.hardware.environment, largest, numbers, doubt=doubt
+        )
 
     def plain_outcome(
         self, found: PlainOnly, memory: int | None, forced: tuple[Technique, ...] = ()
