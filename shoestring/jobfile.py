@@ -52,7 +52,7 @@ class Course:
     seed: int | None = argument("N", "seed of all random numbers, instead of the job's")
 
     @property
-    def given(self) -> dict[str, int]:
+    def values(self) -> dict[str, int]:
         """Those that were asked for."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
@@ -271,7 +271,9 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
         job, {name: value for name, value in values.items() if name in OF_EVERY_JOB and name not in own}, values
     )
     bound.apply_defaults()
-    return replace(job, origin=Origin(str(path), tuple(values.items()), tuple(spread(bound.arguments, own).items())))
+    return replace(
+        job, origin=Origin(str(path), tuple(values.items()), tuple(flatten_keywords(bound.arguments, own).items()))
+    )
 
 
 def within_package(folder: str) -> bool:
@@ -280,7 +282,7 @@ def within_package(folder: str) -> bool:
     return os.path.commonpath([package, os.path.realpath(folder or ".")]) == package
 
 
-def spread(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_keywords(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by name, with those that `**` took merged in."""
     return {
         key: value

@@ -108,9 +108,9 @@ def shorten(asked, call):
     room, cost = Texts(words), Length(len(words))
     use = tuple(parsed(one, Texts.catalogue) for one in asked.use) if asked.use else None
     plain = room.confirm(asked_for((), cost))
-    plan = best_or_asked(Chooser(room, cost), Budget.parsed(size=asked.size), plain, use).chosen
+    plan = best_or_asked(Chooser(room, cost), Budget.parse(size=asked.size), plain, use).chosen
     made = applied(plan.techniques, words)
-    found = figures((SIZE, LOST), plan.numbers()).measured({"size_bytes": len(made), "letters_lost": len(words) - len(made)})
+    found = figures((SIZE, LOST), plan.numbers()).with_measured({"size_bytes": len(made), "letters_lost": len(words) - len(made)})
     if asked.report:
         from shoestring.runs.report import Report
         from shoestring.show.page import page
@@ -258,7 +258,7 @@ class Dropped(RoomEvent):
     left: int
 
     @classmethod
-    def measured(cls, told, seconds, step_seconds):
+    def measured_figures(cls, told, seconds, step_seconds):
         return {"size_bytes": told[-1].left, "letters_lost": len(told)}
 
 
@@ -292,7 +292,7 @@ class Tighten(Task[Tightened]):
 
         from shoestring.runs.cadence import Cadence
         from shoestring.runs.checkpoints import newest_good
-        from shoestring.runs.events import Events
+        from shoestring.runs.event_log import Events
         from shoestring.runs.folder import Folder
         from shoestring.runs.saver import Saver, Snapshot
 
@@ -344,7 +344,7 @@ class Tightening(Execution):
     def choose(self):
         room, cost = self.room()
         plain = room.confirm(asked_for((), cost))
-        return best_or_asked(Chooser(room, cost), Budget.parsed(size=f"{int(cost.size) - self.letters}B"), plain, None)
+        return best_or_asked(Chooser(room, cost), Budget.parse(size=f"{int(cost.size) - self.letters}B"), plain, None)
 
     def execute(self, plan):
         task = Tighten(file=str(self.file), letters=self.letters, folder=self.folder)

@@ -31,10 +31,10 @@ from shoestring.data.feed import Feed
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.event import Stepped
-from shoestring.runs.events import Events
+from shoestring.runs.event_log import Events
 from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.saver import Saver
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.execution.snapshot import snapshot_of
 from shoestring.training.loop import steps
 from shoestring.training.memory.fused import FusedOptimizer
@@ -47,7 +47,7 @@ OFTEN = Cadence().seconds
 def main(between: int = 10) -> None:
     job = loaded_job(job_path("gpt"), {})
     random_state.seed(0)
-    run, feed = prepared(job, (FusedOptimizer(),), job.model()), Feed(job)
+    run, feed = build_run(job, (FusedOptimizer(),), job.model()), Feed(job)
     training = steps(run, feed)
     folder = Path(tempfile.mkdtemp(dir="."))
     events = Events(folder)

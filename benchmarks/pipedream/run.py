@@ -32,9 +32,9 @@ from shoestring.processes.group.launch import run_group
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Stepped
-from shoestring.runs.events import read
+from shoestring.runs.event_log import read
 from shoestring.runs.folder import Folder
-from shoestring.training.evidence.rehearse import prepared, rehearse
+from shoestring.training.evidence.rehearse import build_run, rehearse
 from shoestring.training.evidence.tasks import specs_of
 from shoestring.training.execution.recorder import RecordingSettings
 from shoestring.training.execution.tasks import TrainTask
@@ -161,7 +161,7 @@ def predicted(way: Way) -> dict[str, Any]:
         replace(job, mesh=imagined_mesh({"data": 1, "stage": STAGES, "tensor": 1}, rank, True))
         for rank in range(STAGES)
     ]
-    first = prepared(places[0], [way.plan], job.model()).state["stages"]
+    first = build_run(places[0], [way.plan], job.model()).state["stages"]
     stash = first.lag * sum(one.nbytes for one in first.own_weights) if isinstance(first, PipeDream) else 0
     return {"peaks": [peak(rehearse(one, [way.plan, FusedOptimizer()])).bytes for one in places], "stash": stash}
 

@@ -23,7 +23,7 @@ import torch
 from turns import techniques
 
 from shoestring.core.errors import OverBudget
-from shoestring.core.technique import described
+from shoestring.core.technique import technique_json
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.jobfile import loaded_job
 from shoestring.measure.probe import known_hardware
@@ -75,7 +75,7 @@ def problem_rows(name: str) -> dict[str, Any]:
                     "predicted": plan.as_json(),
                     "measured": measured(planner, plan),
                     "allocator": allocator,
-                    "techniques": [described(one) for one in plan.techniques],
+                    "techniques": [technique_json(one) for one in plan.techniques],
                 }
             )
             print(name, plan, file=sys.stderr, flush=True)

@@ -81,7 +81,7 @@ class CompressArguments:
         return {name: False if value is None else value for name, value in found.items()}
 
     def budget(self) -> Budget:
-        return Budget.parsed(size=self.size, latency=self.latency, quality=self.keep)
+        return Budget.parse(size=self.size, latency=self.latency, quality=self.keep)
 
     def whole_axis(self) -> int | None:
         try:

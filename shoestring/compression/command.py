@@ -40,7 +40,7 @@ def run(command: CompressCommand, call: Call) -> int:
         source = open_source(path, job_flags, best=not asked.newest, job=command.job_of_run)
         warn(source.notes)
         if command.plan_only:
-            return planned_only(call, source, asked)
+            return plan_only(call, source, asked)
     with Session(held_folder(source, target, asked), draw_page, lambda text: warn([text])) as session:
         played = session.play(
             CompressRun(
@@ -60,7 +60,7 @@ def run(command: CompressCommand, call: Call) -> int:
         return report_written(call, source, played.report, target)
 
 
-def planned_only(call: Call, source: ModelSource, asked: CompressArguments) -> int:
+def plan_only(call: Call, source: ModelSource, asked: CompressArguments) -> int:
     """Print the plan and write nothing."""
     import json
 

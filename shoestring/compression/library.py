@@ -28,7 +28,7 @@ from shoestring.compression.weight_source import is_weights, job_needed, refuse_
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.options import speaking_of_arguments
-from shoestring.core.random_state import kept as random_state_kept
+from shoestring.core.random_state import fork_rng as random_state_kept
 from shoestring.core.technique import text
 from shoestring.processes.named_job import Named
 from shoestring.runs.initial_weights import fresh_model

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shoestring.compression.formats.manifest import MANIFEST
 from shoestring.compression.pickled_state import load_state
 from shoestring.compression.weight_source import check_weights, is_weights
-from shoestring.core.batch import Batch, mapped, samples, split
+from shoestring.core.batch import Batch, map_leaves, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.weights import PICKLES, as_weights
@@ -220,20 +220,20 @@ def samples_of(job: Job, unseen: int = UNSEEN, by_metric: bool = False) -> Calib
     further batches of the same training epoch. `by_metric`: a noisy metric decides, so half of the samples are used for
     that."""
 
-    def taken(batches: Iterator[Batch], count: int) -> list[Batch]:
+    def take(batches: Iterator[Batch], count: int) -> list[Batch]:
         found: list[Batch] = []
         while sum(map(sample_count, found)) < count and (batch := next(batches, None)) is not None:
-            found.append(mapped(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, batch))
+            found.append(map_leaves(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, batch))
         return found
 
     with looking(job) as feed:
         batches = one_epoch(feed)
-        calibration = taken(batches, CALIBRATION)
-        beside = [] if job.held_out is not None else taken(batches, CHECKED + unseen)
+        calibration = take(batches, CALIBRATION)
+        beside = [] if job.held_out is not None else take(batches, CHECKED + unseen)
     notes: list[str] = []
     if job.held_out is not None:
         with looking(job, data=job.held_out) as feed:
-            beside = taken(one_epoch(feed), CHECKED + unseen)
+            beside = take(one_epoch(feed), CHECKED + unseen)
     beside = split_batches(beside, 4)
     if len(beside) < 2:
         calibration = split_batches(calibration, 3)

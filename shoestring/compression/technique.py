@@ -88,9 +88,9 @@ class ModelCost:
         return self.study.clock
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def messages(self) -> tuple[str, ...]:
         """Messages for the user: weights that techniques left alone, and why."""
-        return (*self.study.told, *self.notes)
+        return (*self.study.messages, *self.notes)
 
     def priced_options(self) -> Options:
         """The options of every weight, with bytes in the folder, damage (as far as known now) and seconds."""
@@ -177,10 +177,10 @@ class ModelCost:
         return {weight.name: allocation[weight.name].what.stored for weight in self.study.weights}
 
     def numbers(self) -> Mapping[str, float]:
-        return dict(self.known)
+        return dict(self.known_figures)
 
     @cached_property
-    def known(self) -> dict[str, float]:
+    def known_figures(self) -> dict[str, float]:
         found = self.allocation
         damage, seconds = max(self.sums.damages(found)), total(found)[2]
         return {
@@ -213,7 +213,7 @@ class ModelCost:
         """With more formats for some weights. `only`: the user requested them, so other formats of these weights are
         dropped."""
 
-        def merged(name: str, before: tuple[StorageOffer, ...]) -> tuple[StorageOffer, ...]:
+        def merge_offers(name: str, before: tuple[StorageOffer, ...]) -> tuple[StorageOffer, ...]:
             if name not in offers or (name in self.settled and not only):
                 return before
             if only and name not in self.settled:
@@ -221,7 +221,9 @@ class ModelCost:
             return (*(one for one in before if one.technique or not self.forced), *offers[name])
 
         settled = self.settled | set(offers) if only else self.settled
-        return replace(self, offers={name: merged(name, some) for name, some in self.offers.items()}, settled=settled)
+        return replace(
+            self, offers={name: merge_offers(name, some) for name, some in self.offers.items()}, settled=settled
+        )
 
 
 @dataclass(frozen=True)

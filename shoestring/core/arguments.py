@@ -28,13 +28,13 @@ else:
         """dataclasses.dataclass, applied when it is needed."""
         assert frozen, "options do not change"
 
-        def prepared(kind: type[T]) -> type[T]:
+        def prepare(kind: type[T]) -> type[T]:
             kind.ARGUMENTS = {name: value for name, value in vars(kind).items() if isinstance(value, OptionField)}
             kind.__init__ = first_values
             kind.__dataclass_fields__ = Pending()
             return kind
 
-        return prepared
+        return prepare
 
 
 class Pending:

@@ -62,7 +62,7 @@ class Blame:
         return f"{self.line} ({self.library})" if self.library else self.line
 
 
-def blamed(error: BaseException, tells: Callable[[FrameType], bool] = lambda frame: True) -> Blame:
+def blame_for(error: BaseException, tells: Callable[[FrameType], bool] = lambda frame: True) -> Blame:
     """Whose failure an exception is, and where: the user's line, and the module of the model that was running. Only
     frames that `tells` accepts are looked at."""
     found = blame(frames_of(error.__traceback__, tells))
@@ -89,7 +89,7 @@ def failed_module(error: BaseException) -> str:
 
 def failure_text(error: BaseException) -> str:
     """What went wrong and where, in one line: RuntimeError: no such thing (training/memory/recompute.py line 150)."""
-    return f"{error_sentence(error)} ({blamed(error).place})"
+    return f"{error_sentence(error)} ({blame_for(error).place})"
 
 
 def is_module(value: object) -> TypeGuard[nn.Module]:

@@ -76,7 +76,7 @@ class Mesh:
         return self.link.rank // self.drawing_alike
 
     @property
-    def sent(self) -> int:
+    def bytes_sent(self) -> int:
         """Bytes that this worker has sent so far, over all links."""
         links = {id(link): link for link in (self.link, *self.axes.values())}
         return sum(link.sent for link in links.values())

@@ -14,11 +14,11 @@ from inspect import Parameter
 import torch
 from torch import nn
 
-from shoestring.core.called import known_signature
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.private import has_schedule, step_hooks
 from shoestring.core.seams import calls_user
+from shoestring.core.user_functions import known_signature
 
 WAY_OUT = (
     "give the Job schedule=lambda optimizer: torch.optim.lr_scheduler...(optimizer), which is saved in checkpoints and works with "

@@ -130,7 +130,7 @@ def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> St
     key = tuple((name, one.shape, one.dtype) for name, one in model.named_parameters() if one.requires_grad)
     if LAST and LAST[0][0] is job.optimizer and LAST[0][1] == key:
         return LAST[0][2]
-    with random_state.kept(), without_modes(), torch.enable_grad():
+    with random_state.fork_rng(), without_modes(), torch.enable_grad():
         try:
             reasons = SteppingTrial(job, optimizer, model).reasons()
         except Exception as error:
@@ -162,14 +162,14 @@ class SteppingTrial:
         names = {id(one): name for name, one in self.weights.items()}
         grouped = [[names[id(one)] for one in group["params"] if id(one) in names] for group in optimizer.param_groups]
         self.side = SIDE
-        if self.groups(*self.made()) != grouped:
+        if self.groups(*self.make_stand_ins()) != grouped:
             if sum(one.numel() for one in self.weights.values()) > WHOLE:
                 raise Untried("its groups depend on the sizes of weights")
             self.side = WHOLE
-            if self.groups(*self.made()) != grouped:
+            if self.groups(*self.make_stand_ins()) != grouped:
                 raise Untried("made again, it has other groups of weights")
 
-    def made(self) -> tuple[dict[str, nn.Parameter], optim.Optimizer]:
+    def make_stand_ins(self) -> tuple[dict[str, nn.Parameter], optim.Optimizer]:
         """New stand-ins, always the same, and an optimizer for them."""
         chance = torch.Generator().manual_seed(0)
         stand_ins = {name: nn.Parameter(self.random(one, chance)) for name, one in self.weights.items()}
@@ -294,7 +294,7 @@ class SteppingTrial:
 
     def together(self, gradients: Gradients) -> tuple[History, bool]:
         """All weights at once; and whether random numbers were drawn."""
-        stand_ins, optimizer = self.made()
+        stand_ins, optimizer = self.make_stand_ins()
         before = torch.get_rng_state()
         weights = list(stand_ins.values())
         found = [now(weights)]
@@ -308,7 +308,7 @@ class SteppingTrial:
     def in_turns(self, gradients: Gradients, freed: bool) -> History:
         """One weight after the other. `freed`: from last to first, with never more than one gradient; else all
         gradients are there."""
-        stand_ins, optimizer = self.made()
+        stand_ins, optimizer = self.make_stand_ins()
         group_of = {id(one): group for group in optimizer.param_groups for one in group["params"]}
         weights = list(stand_ins.values())
         found = [now(weights)]
@@ -330,7 +330,7 @@ class SteppingTrial:
         """Half of the weights with one optimizer, the others with another."""
         middle, found = len(self.weights) // 2, []
         for begin, end in ((0, middle), (middle, len(self.weights))):
-            stand_ins, optimizer = self.made()
+            stand_ins, optimizer = self.make_stand_ins()
             weights = list(stand_ins.values())
             own = [now(weights[begin:end])]
             mine = set(map(id, weights[begin:end]))
@@ -349,7 +349,7 @@ class SteppingTrial:
         """The first half of every weight's numbers with one optimizer, the second half with another."""
         found = []
         for half in (0, 1):
-            stand_ins, optimizer = self.made()
+            stand_ins, optimizer = self.make_stand_ins()
             parts = {
                 id(one): nn.Parameter(one.detach().flatten().tensor_split(2)[half].clone())
                 for one in stand_ins.values()

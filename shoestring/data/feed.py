@@ -28,12 +28,12 @@ from typing import Any
 
 from shoestring.core.assignment import Assignment, OwnPart, own_part
 from shoestring.core.batch import Batch, piece_bounds
-from shoestring.core.called import described
+from shoestring.core.data_objects import generators_in, is_data
 from shoestring.core.errors import Mistake
-from shoestring.core.given import generators_in, is_data
 from shoestring.core.job import Job
 from shoestring.core.random_state import RandomStream
 from shoestring.core.schedule import UNKNOWN_STEPS, takes_steps
+from shoestring.core.user_functions import value_text
 from shoestring.data.fetch import AHEAD, OF_SAMPLES, BatchRequest, Fetchers, SampleDataset
 from shoestring.data.kinds import is_listed, is_mapped, loading_processes
 from shoestring.data.rounds import Rounds
@@ -59,7 +59,7 @@ class Feed:
             self.data = factory() if callable(factory) else factory
         if not is_data(self.data):
             raise Mistake(
-                f"the job's data give {described(self.data)}: batches (a list, a DataLoader, an iterator) or a data set are needed"
+                f"the job's data give {value_text(self.data)}: batches (a list, a DataLoader, an iterator) or a data set are needed"
             )
         samples = (
             is_listed(self.data) and job.collate is not None
@@ -171,7 +171,7 @@ class Feed:
         if self.fetchers is not None and self.next_fetched == (number, part):
             self.next_fetched = number + 1, part
             return self.fetchers.next()
-        return self.samples.fetched(self.batch_request(number, part, self.whole))
+        return self.samples.fetch(self.batch_request(number, part, self.whole))
 
     def batch_request(self, number: int, part: int, chosen: list[int]) -> BatchRequest:
         """A part of a batch by its samples. A worker without any takes a sample that does not count."""
@@ -184,7 +184,7 @@ class Feed:
         for number, chosen in enumerate(self.chosen_samples(begin), begin):
             yield self.batch_request(number, part, chosen)
 
-    def held(self) -> tuple[object, ...]:
+    def references(self) -> tuple[object, ...]:
         """Everything it keeps besides the last returned part: the data, an iterator over them, a batch fetched ahead,
         and the whole of a batch that workers share."""
         rounds = self.rounds

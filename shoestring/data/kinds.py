@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from shoestring.core.data_objects import generators_in, has_state
 from shoestring.core.errors import Mistake
-from shoestring.core.given import generators_in, has_state
 
 CALLS_USER = "data"  # core/seams.py
 

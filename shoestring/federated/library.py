@@ -18,7 +18,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import temporary_folder
 from shoestring.core.job import Job
 from shoestring.core.options import speaking_of_arguments
-from shoestring.core.random_state import kept as random_state_kept
+from shoestring.core.random_state import fork_rng as random_state_kept
 from shoestring.core.signals import deliver
 from shoestring.core.technique import text
 from shoestring.federated.available import available_techniques
@@ -35,7 +35,7 @@ from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.modules import imported_modules
 from shoestring.runs.options import RunOptions
 from shoestring.runs.request import Request, environment_now, request_for
-from shoestring.runs.resume import Resolved, opened
+from shoestring.runs.resume import Resolved, open_run
 from shoestring.runs.session import Session
 from shoestring.show.page import page
 from shoestring.show.run_end import believed_report
@@ -60,7 +60,7 @@ class Federated:
 
 @contextmanager
 def threads_kept() -> Iterator[None]:
-    """Restores the script's number of threads; a federation computes with one (`prepared`)."""
+    """Restores the script's number of threads; a federation computes with one (`prepare_federation`)."""
     before = torch.get_num_threads()
     try:
         yield
@@ -148,7 +148,7 @@ def federate(
     offers = available_techniques(one for one in used or () if not isinstance(one, str))
     with ExitStack() as stack:
         folder = Path(run) if run is not None else Path(stack.enter_context(temporary_folder()))
-        held = opened(
+        held = open_run(
             folder,
             replace(request_of(made, names, run), room="federated", asked=to_json(asked)),
             source_of(made),

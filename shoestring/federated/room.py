@@ -127,7 +127,7 @@ def traffic(given: Prepared, techniques: Sequence[FederatedTechnique], evidence:
     def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:
         import torch
 
-        whole = torch.cat([evidence.exact[0], torch.zeros(given.layout.size - given.layout.trained)])
+        whole = torch.cat([evidence.exact[0], torch.zeros(given.layout.size - given.layout.trained_count)])
         rows = whole.repeat(len(devices), 1)
         return Updates(
             tuple(one.name for one in devices),

@@ -109,10 +109,10 @@ class Stage(DispatchMode):
     def perform(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operation, fake or real."""
         if has_fake(args) or (kwargs and has_fake(tuple(kwargs.values()))):
-            return self.faked(func, args, kwargs)
+            return self.run_fake(func, args, kwargs)
         if WRITTEN and not func.is_view and is_unknown((*args, *kwargs.values())):
             if func not in OVERWRITES or is_unknown(args[1:]) or args[0].nbytes < args[0].untyped_storage().nbytes():
-                return self.faked(func, args, kwargs)
+                return self.run_fake(func, args, kwargs)
             WRITTEN[storage_id_of(args[0])].unknown = False
         if self.building and func in RESERVE:
             with self.fake:
@@ -130,7 +130,7 @@ class Stage(DispatchMode):
                 SMALL.add(key)
         return func(*args, **kwargs)
 
-    def faked(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
         if func is READ_NUMBER:
@@ -139,7 +139,7 @@ class Stage(DispatchMode):
             real = tree_map(zeros_for_fake, (args, kwargs))
             func(*real[0], **real[1])
         if func in PROBED:
-            return self.probed(func, args, kwargs)
+            return self.probe(func, args, kwargs)
         for position in written_arguments(func):
             note_write(args[position] if position < len(args) else None)
         if func in IN_PLACE:
@@ -183,7 +183,7 @@ class Stage(DispatchMode):
         ]
         return made[0] if issubclass(kind, Tensor) else made if kind is list else tuple(made)
 
-    def probed(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def probe(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operation's result for zeros, as fake tensors: the true sizes where torch's meta function guesses
         wrong."""
         real = tree_map(zeros_for_fake, (args, kwargs))

@@ -16,7 +16,7 @@ from shoestring.core.private import DispatchMode, storage_address, storage_id_of
 
 
 @contextmanager
-def patched(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+def patch_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """While inside, the modules have these forwards."""
     before: dict[nn.Module, Any] = {module: module.__dict__.get("forward") for module in forwards}
     for module, forward in forwards.items():

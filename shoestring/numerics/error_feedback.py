@@ -22,12 +22,12 @@ class Encoder(Protocol):
     def add(self, message: Tensor, total: Tensor, times: float = 1.0) -> None: ...  # total += times * decoded
 
 
-def owed(update: Tensor, kept: Tensor | None) -> Tensor:
+def update_with_error(update: Tensor, kept: Tensor | None) -> Tensor:
     """The update plus the error kept from earlier messages, if there is one of the same size."""
     return update if kept is None or kept.shape != update.shape else update + kept
 
 
 def encode_and_keep(encoder: Encoder, owed: Tensor, into: Tensor) -> None:
-    """Write the message for `owed`; afterwards `owed` holds what the message left out."""
+    """Write the message for `update_with_error`; afterwards `update_with_error` holds what the message left out."""
     encoder.encode(owed, into)
     encoder.add(into, owed, times=-1.0)

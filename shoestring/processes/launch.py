@@ -163,7 +163,7 @@ def ended_silently(task: Task[R], code: int, asked: list[int], out_of_memory: bo
     if code == -signal.SIGKILL and out_of_memory:
         raise OutOfMemory("the kernel killed its process when the machine ran out of memory")
     if asked and code in (-signal.SIGTERM, -signal.SIGKILL):  # asked to stop before it could listen
-        return task.stopped(0)
+        return task.stop_result(0)
     raise Crashed(ending_text(code) + stands(task))
 
 

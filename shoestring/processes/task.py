@@ -71,7 +71,7 @@ class Task(ABC, Generic[R]):
         """The link to the other workers of its group; torch's process group exists already."""
         raise Crashed(f"a {self.kind} is nothing that a group can do")
 
-    def stopped(self, step: int | None) -> R:
+    def stop_result(self, step: int | None) -> R:
         """The result if it was asked to stop, given the last saved step; None: it is done, and its result is on another
         machine."""
         raise Crashed(f"a {self.kind} is nothing that can be stopped")

@@ -40,7 +40,7 @@ from shoestring.runs.event import (
     Stopped,
     Validated,
 )
-from shoestring.runs.events import PIECE, StepRecord, read_records, record_of
+from shoestring.runs.event_log import PIECE, StepRecord, read_records, record_of
 
 E = TypeVar("E", bound=RoomEvent)
 BEST = "best"  # prefix of the names of checkpoints that hold only the best weights
@@ -205,7 +205,7 @@ def best_of(validated: Iterable[Validated]) -> Validated | None:
     return max((one for one in validated if one.best), key=lambda one: one.step, default=None)
 
 
-def measured(history: History) -> dict[str, float]:
+def measured_figures(history: History) -> dict[str, float]:
     """The measured figures of the steps that count, by name; empty if there are none."""
     steps = history.steps
     if not steps:
@@ -229,7 +229,7 @@ def measured(history: History) -> dict[str, float]:
         figures["validation_seconds"] = median(one.seconds for one in history.validated)
     for kind, told in history.told.items():
         if told:
-            figures |= kind.measured(told, steps.seconds, figures["step_seconds"])
+            figures |= kind.measured_figures(told, steps.seconds, figures["step_seconds"])
     if steps.sent[-1] != MISSING:
         figures["sent_bytes"] = mean(max(steps.sent[place], 0) for place in ours)
     return {name: value for name, value in figures.items() if isfinite(value)}  # an event may lack its seconds

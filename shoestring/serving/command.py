@@ -42,14 +42,14 @@ def run(command: ServeCommand, call: Call) -> int:
         return DONE
     with session_of(held_folder(command, source)) as session:
         say(call, f"the run is kept in {session.folder.path}")
-        show = partial(shown, call, command)
+        show = partial(show_plan, call, command)
         run = ServingRun(
             session,
             source,
             command.asked,
             command.listen,
             show,
-            partial(heard, call),
+            partial(on_event, call),
             partial(token_made, call),
             ticking,
         )
@@ -101,7 +101,7 @@ def held_folder(command: ServeCommand, source: ServedSource) -> OpenedRun:
 
     from shoestring.jobfile import job_path
     from shoestring.runs.request import request_for
-    from shoestring.runs.resume import opened
+    from shoestring.runs.resume import open_run
 
     file = Path(job_path(source.job) if source.job else source.path)
     file = file if file.is_file() else file / "job.py"
@@ -110,10 +110,10 @@ def held_folder(command: ServeCommand, source: ServedSource) -> OpenedRun:
     request = replace(
         request_for(file, dict(source.flags), None, command.asked.use, False, None), room="serving", asked=asked
     )
-    return opened(Path(command.run or f"runs/{source.name}-serving"), request, content, command.fresh, adopt=True)
+    return open_run(Path(command.run or f"runs/{source.name}-serving"), request, content, command.fresh, adopt=True)
 
 
-def shown(call: Call, command: ServeCommand, outcome: ServingOutcome) -> None:
+def show_plan(call: Call, command: ServeCommand, outcome: ServingOutcome) -> None:
     say(call, text_of(outcome, command))
     warn(outcome.chosen.warnings)
 
@@ -128,7 +128,7 @@ def token_made(call: Call, token: str) -> None:
     say(call, f"clients send the header Authorization: Bearer {token}")
 
 
-def heard(call: Call, event: Event) -> None:
+def on_event(call: Call, event: Event) -> None:
     """Tell of what happens while it serves."""
     from shoestring.core.units import bytes_text, seconds_text
     from shoestring.runs.event import Warned

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from shoestring.core.figures import Quantity
-from shoestring.core.technique import applied, in_order, parsed
+from shoestring.core.technique import applied, in_order, parse_technique
 from shoestring.planning.choose import Chooser, asked_for, best_or_asked
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.planning.room import Candidate, Room
@@ -121,5 +121,5 @@ def plan_serving(
     plain = room.confirm(asked_for((), cost))
     techniques = None
     if use is not None:
-        techniques = in_order(parsed(one, catalogue) if isinstance(one, str) else one for one in use)
+        techniques = in_order(parse_technique(one, catalogue) if isinstance(one, str) else one for one in use)
     return best_or_asked(Chooser(room, cost), cost.budget, plain, techniques)

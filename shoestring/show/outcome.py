@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shoestring.core.technique import text
 from shoestring.core.units import seconds_text, unit_text
 from shoestring.planning.plan import Outcome, Plan
-from shoestring.show.terminal import PIPE, Screen, aligned, indented, plain, rendered, table_part
+from shoestring.show.terminal import PIPE, Screen, align_columns, indent_text, plain, render_text, table_part
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,9 +29,9 @@ def outcome_text(
     level = chosen.exactness
     parts: list[RenderableType] = [
         plain(f"plan{f' for {limits}' if limits else ''}, {level.word}: {chosen}"),
-        indented(f"{level.word}: {level.meaning}"),
+        indent_text(f"{level.word}: {level.meaning}"),
         "",
-        *(indented(f"{text(one)}: {one.why}") for one in chosen.techniques),
+        *(indent_text(f"{text(one)}: {one.why}") for one in chosen.techniques),
         *[""] * bool(chosen.techniques),
         *(line for warning in chosen.warnings for line in (plain(f"warning: {warning}"), "")),
         *compared_plans(plan_rows(outcome, columns), screen),
@@ -41,7 +41,7 @@ def outcome_text(
         *not_used(outcome.refused),
         *basis(outcome),
     ]
-    return rendered(parts, screen)
+    return render_text(parts, screen)
 
 
 def plan_rows(outcome: Outcome[Any], columns: Sequence[Quantity]) -> list[list[str]]:
@@ -71,7 +71,7 @@ def compared_plans(rows: Sequence[Sequence[str]], screen: Screen) -> list[Render
         for name, *cells, why in rows[1:]
         for part in (
             plain(name),
-            indented(
+            indent_text(
                 ", ".join(f"{label} {cell}" for label, cell in zip(rows[0][1:-1], cells, strict=True)) + f": {why}"
             ),
         )
@@ -90,13 +90,13 @@ def more_budget(more: Sequence[Plan[Any, Any]], columns: Sequence[Quantity]) -> 
         )
         for plan in more
     ]
-    return ["", plain("what a larger budget would buy, by arithmetic:"), aligned(rows, right=0)]
+    return ["", plain("what a larger budget would buy, by arithmetic:"), align_columns(rows, right=0)]
 
 
 def not_used(refused: Sequence[tuple[str, str]]) -> list[RenderableType]:
     if not refused:
         return []
-    return ["", plain("not used:"), *(indented(f"{name}: {why}") for name, why in refused)]
+    return ["", plain("not used:"), *(indent_text(f"{name}: {why}") for name, why in refused)]
 
 
 def basis(outcome: Outcome[Any]) -> list[RenderableType]:

@@ -16,7 +16,7 @@ from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
 from shoestring.core.technique import in_order
 from shoestring.planning.choose import asked_for
-from shoestring.planning.plan import named
+from shoestring.planning.plan import techniques_text
 from shoestring.training.conflicts import conflict
 from shoestring.training.predict import Combination
 from shoestring.training.technique import TrainingTechnique as Technique
@@ -26,7 +26,7 @@ def check_together(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
     """The techniques in their order; refused if two of them can't be combined. Needs no job."""
     ordered = in_order(techniques)
     if reason := conflict(ordered):
-        raise Mistake(f"{named(ordered)} can't be combined: {reason}")
+        raise Mistake(f"{techniques_text(ordered)} can't be combined: {reason}")
     return ordered
 
 

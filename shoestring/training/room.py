@@ -93,12 +93,12 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, TrainingPlan]):
         return families(one.techniques) if self.known_by_rule(one) else "needs a trial"
 
     def confirm_again(self, one: Combination, plan: TrainingPlan, budget: Budget) -> TrainingPlan:
-        return plan if self.known_by_rule(one) else self.predictor.tried_again(plan, budget)
+        return plan if self.known_by_rule(one) else self.predictor.with_more_trials(plan, budget)
 
     def needless(self, plan: TrainingPlan, budget: Budget) -> str:
         """A warning if a plan with memory-saving techniques needs more memory than plain training, and plain training
         fits."""
-        fits = not self.apart and not budget.broken(self.plain.numbers())
+        fits = not self.apart and not budget.broken_limits(self.plain.numbers())
         return excess(plan, self.plain) if fits and costs_more(plan, self.plain) else ""
 
     def complete_figures(self, plan: TrainingPlan) -> TrainingPlan:

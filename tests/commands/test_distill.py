@@ -20,7 +20,7 @@ from shoestring.core.arguments import arguments_of
 from shoestring.core.errors import Crashed, Mistake
 from shoestring.jobfile import flags_of, loaded_job
 from shoestring.processes.launch import run_worker
-from shoestring.runs.checkpoints import saved
+from shoestring.runs.checkpoints import list_checkpoints
 from shoestring.runs.event import Begun, Event, Stepped
 from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.request import request_for
@@ -149,7 +149,7 @@ def test_what_is_no_teacher_is_refused(place: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(Mistake, match=said):
             pin_teacher(str(teacher))
-    assert not saved(Folder(tmp_path / "begun").checkpoints)
+    assert not list_checkpoints(Folder(tmp_path / "begun").checkpoints)
 
 
 @pytest.mark.parametrize(

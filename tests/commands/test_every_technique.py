@@ -36,7 +36,7 @@ from shoestring.training.data_parallel.shard import Shard
 from shoestring.training.group_technique import GroupTechnique, uniting
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.adapters import trained_state
-from shoestring.training.memory.allocator import Allocator, installed
+from shoestring.training.memory.allocator import Allocator, available_kinds
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.ema import EMA
 from shoestring.training.memory.fused import FusedOptimizer
@@ -136,7 +136,7 @@ ALL: list[Technique] = [
     RandomPrune(every=1),
     L0(every=1),
     VariationalDropout(every=1),
-    *map(Allocator, installed()),
+    *map(Allocator, available_kinds()),
 ]
 BY_TIME = (Asynchronous, DropStragglers)  # who comes first depends on time, so two runs differ
 # What every worker keeps for itself must survive where workers hold different weights, too

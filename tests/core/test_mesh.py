@@ -49,7 +49,7 @@ def test_bytes_are_counted_along_the_axis_they_are_sent() -> None:
     mesh = imagined_mesh({"data": 2, "stage": 3}, rank=4)
     mesh.along("data").sum(torch.zeros(300, dtype=torch.uint8))  # 2 (w - 1) / w
     mesh.along("stage").sum(torch.zeros(300, dtype=torch.uint8))
-    assert (mesh.along("data").sent, mesh.along("stage").sent, mesh.link.sent, mesh.sent) == (300, 400, 0, 700)
+    assert (mesh.along("data").sent, mesh.along("stage").sent, mesh.link.sent, mesh.bytes_sent) == (300, 400, 0, 700)
 
 
 def test_with_one_axis_there_is_one_link() -> None:
@@ -57,7 +57,7 @@ def test_with_one_axis_there_is_one_link() -> None:
     mesh = on_one_axis(link)
     assert mesh.along("data") is mesh.link is link and mesh.ranks_along("data") == [0, 1, 2, 3]
     link.sum(torch.zeros(8))
-    assert mesh.sent == link.sent > 0, "counted once"
+    assert mesh.bytes_sent == link.sent > 0, "counted once"
     assert mesh.along("stage").world == 1, "nobody else on an axis that is not there"
 
 

@@ -16,7 +16,7 @@ from shoestring.core.run import plain_run
 from shoestring.core.stepping import StepDivision, Stepping
 from shoestring.measure.blocks import blocks
 from shoestring.training.data_parallel.shard import Shard
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.memory.offload_model import OffloadModel
 from shoestring.training.memory.offload_optimizer import OffloadOptimizer
 from shoestring.training.memory.step_in_backward import StepInBackward
@@ -301,7 +301,7 @@ def test_whoever_divides_a_step_refuses_what_can_t_be_divided_in_planning_and_wh
     ledger = Planner(made_job(GlobalNorm), Hardware(), devices=2, here=2).ledger()
     assert "GlobalNorm" in technique.refusal(ledger)
     with pytest.raises(Mistake, match="GlobalNorm"):
-        prepared(made_job(GlobalNorm), (technique,), model())
+        build_run(made_job(GlobalNorm), (technique,), model())
 
 
 def test_a_script_is_told_and_nothing_is_trained() -> None:

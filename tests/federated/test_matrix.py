@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.technique import drift, in_order, parsed
+from shoestring.core.technique import drift, in_order, parse_technique
 from shoestring.federated.catalogue import CATALOGUE, clash, incomplete_reason
 from shoestring.federated.play import RoundResult, play
 from shoestring.federated.prepare import Prepared, parts_of, plain_cost
@@ -75,7 +75,7 @@ def cost(private: bool) -> RoundCost:
 
 
 def made(*rows: str) -> tuple[FederatedTechnique, ...]:
-    return in_order(parsed(one, CATALOGUE) for row in rows for one in row.split(" + ") if one)
+    return in_order(parse_technique(one, CATALOGUE) for row in rows for one in row.split(" + ") if one)
 
 
 def why_not(techniques: tuple[FederatedTechnique, ...], private: bool) -> str:

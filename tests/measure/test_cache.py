@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.hardware import Hardware, for_group
-from shoestring.core.seal import sealed
+from shoestring.core.seal import seal
 from shoestring.measure import instructions, probe
 from shoestring.measure.cache import cache_folder, key_of, new_secret, read_kept, read_secret, value_of, write_kept
 from shoestring.measure.tracker import Log, Moment, StorageEvent
@@ -105,7 +105,7 @@ def use_evidence(place: Path) -> None:
 USES: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "hardware": (probe.hardware_file, use_hardware),
     "dtypes": (instructions.outcomes_file, use_dtypes),
-    "seconds": (duration.kept_at, use_seconds),
+    "seconds": (duration.seconds_file, use_seconds),
     "choice": (lambda: cache_folder() / "plans" / "a.json", use_choice),
     "evidence": (lambda: kept.open_answers({"job": 1}, 1e11).place, use_evidence),
 }
@@ -113,7 +113,7 @@ USES: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
 
 def keyed(file: Path, data: dict[str, Any]) -> bytes:
     """A file as ours, with anything in it."""
-    return sealed(data, key_of(read_secret() or new_secret(), file))
+    return seal(data, key_of(read_secret() or new_secret(), file))
 
 
 @pytest.fixture(autouse=True)
@@ -186,7 +186,7 @@ def test_caches_are_where_the_user_has_caches(
     monkeypatch.setenv("XDG_CACHE_HOME", told.format(home))
     assert str(cache_folder()) == where.format(home)
     duration.remember_seconds(Path("a.json"), 5.0)
-    assert duration.kept_at().is_file() and duration.kept_at().is_relative_to(where.format(home))
+    assert duration.seconds_file().is_file() and duration.seconds_file().is_relative_to(where.format(home))
 
 
 @pytest.mark.parametrize("where", ["/proc/none", "/dev/null"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoestring.core.seal import sealed
+from shoestring.core.seal import seal
 from shoestring.measure import cache
 from shoestring.measure.cache import KEY, cache_folder, read_kept, write_kept
 
@@ -27,7 +27,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_believable_number_under_a_seal_that_anybody_can_make_is_not_believed(kept: Path) -> None:
-    kept.write_bytes(sealed({"seconds": 0.004}))
+    kept.write_bytes(seal({"seconds": 0.004}))
     assert read_kept(kept, dict) is None
     kept.write_text(kept.read_text().replace("0.004", "4.0"))
     assert read_kept(kept, dict) is None

@@ -344,7 +344,7 @@ def test_a_run_of_a_job_file_measures_what_was_predicted_with_all_that_the_file_
     file = tmp_path / "taught.py"
     file.write_text(JOB)
     predicted = peak(rehearse(loaded_job(file, {}), ()))
-    with random_state.kept():
+    with random_state.fork_rng():
         found = training.train(TrainTask(file=str(file)), lambda event: None)
     assert found.measured["peak_bytes"] == predicted.bytes
     assert dict(predicted.parts)["constants"] == 5000 * 4 + (8 * 3 + 8 + 64 * 8 + 8) * 4

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shoestring.core.exactness import Exactness
-from shoestring.core.technique import described
+from shoestring.core.technique import technique_json
 from shoestring.processes.group.launch import run_group
 from shoestring.runs.event import Event
 from shoestring.training.data_parallel.compress_gradients import CompressGradients
@@ -150,7 +150,7 @@ def test_a_stage_that_hangs_is_named(rank: int, tmp_path: Path, monkeypatch: pyt
                 gates.open(10)
 
         task = train_task(
-            tmp_path / "job.py", STEPS, [described(Pipeline(2, 4))], tmp_path / "run", {"steps": 3, "keep": 2}
+            tmp_path / "job.py", STEPS, [technique_json(Pipeline(2, 4))], tmp_path / "run", {"steps": 3, "keep": 2}
         )
         result = run_group(task, {}, look, devices=2, patience=3.0, clock=clock)
     died = [event for event in records(tmp_path / "run") if event["event"] == "died"]

@@ -59,12 +59,12 @@ def test_every_task_of_every_room_is_in_its_room_s_table_under_its_kind() -> Non
 def test_training_can_be_stopped_and_tells_of_its_group_and_a_trial_can_not() -> None:
     train = TrainTask(file="a.py", recording=RecordingSettings("run"))
     assert (train.run_folder, TrainTask(file="a.py").run_folder) == ("run", "")
-    assert train.stopped(7).stopped == 7
+    assert train.stop_result(7).stopped == 7
     grouped = train.in_group(TrainResult(steps=3), GroupHistory(4, 1, (2.0,)))
     assert (grouped.steps, grouped.world, grouped.restarts, grouped.recovery_seconds) == (3, 4, 1, (2.0,))
     assert train.closing(TrainResult(unsaved="full", stopped=2)) == Closing("full", 2)
     with pytest.raises(Crashed, match="a trial is nothing that can be stopped"):
-        TrialTask(file="a.py").stopped(1)
+        TrialTask(file="a.py").stop_result(1)
     with pytest.raises(Crashed, match="a doctor is nothing that a group can do"):
         DoctorTask().join(GroupSeat(0, 2, True, 1.0))
     assert to_json(DoctorTask()) == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoestring.runs.event import Adopted, Begun, Event, Measured, Stepped
-from shoestring.runs.history import History, largest_life, measured, measured_by
+from shoestring.runs.history import History, largest_life, measured_by, measured_figures
 from shoestring.runs.report import report_of
 from shoestring.training.memory.offload_activations import OffloadActivations
 from tests.records import records
@@ -26,7 +26,7 @@ def history_of(*events: Event) -> History:
 
 
 def figures(*events: Event) -> dict[str, float]:
-    return measured(history_of(*events))
+    return measured_figures(history_of(*events))
 
 
 def begun(at: int) -> Begun:

@@ -15,11 +15,11 @@ from shoestring import Mistake
 from shoestring.core.blame import ROOT
 from shoestring.jobfile import loaded_job, resolved_arguments
 from shoestring.runs.event import Stepped, Warned
-from shoestring.runs.events import note, read
+from shoestring.runs.event_log import note, read
 from shoestring.runs.folder import Folder
 from shoestring.runs.modules import imported_modules, kept_modules, modules_on_path, note_modules
 from shoestring.runs.request import request_for
-from shoestring.runs.resume import OpenedRun, Resolved, opened
+from shoestring.runs.resume import OpenedRun, Resolved, open_run
 
 FILES = {
     "job.py": """
@@ -90,7 +90,7 @@ def begun(place: Path, adopt: bool = False, **flags: Any) -> OpenedRun:
         return Resolved(resolved_arguments(loaded_job(place / "job.py", dict(given))), imported_modules())
 
     asked = request_for(place / "job.py", flags, None, None, False, None)
-    held = opened(place / "run", asked, (place / "job.py").read_bytes(), False, adopt, {}, resolve)
+    held = open_run(place / "run", asked, (place / "job.py").read_bytes(), False, adopt, {}, resolve)
     held.lock.release()
     return held
 

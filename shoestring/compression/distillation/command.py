@@ -27,7 +27,7 @@ def run(asked: DistillCommand, call: Call) -> int:
     student = job_path(asked.training.job)
     own = parsed_flags(student, own_words(call, student), call.own_flags)
     known = {flag.name: flag for flag in flags_known(student)}
-    course = {name: value_of(known[name], str(value)) for name, value in asked.training.course.given.items()}
+    course = {name: value_of(known[name], str(value)) for name, value in asked.training.course.values.items()}
     with WithoutGarbageCollection():
         from dataclasses import replace
         from pathlib import Path

@@ -43,7 +43,7 @@ def job(
 ) -> Job:
     """Build the distillation job. `student`: a job file with its flags, written like a teacher (sources.py); `teacher`:
     several words, one per teacher; `unlabelled`: a job file."""
-    course = Course(steps, epochs, seed).given
+    course = Course(steps, epochs, seed).values
     given = (("objective", objective), ("temperature", temperature), ("alpha", alpha), ("axis", axis))
     how: dict[str, Any] = {
         name: value for name, value in given if value is not None

@@ -37,7 +37,7 @@ class OnnxFile:
         made = self.made
         return OnnxReport(str(target), made.bytes, made.tolerance, made.largest_difference, tuple(made.notes), found)
 
-    def missed(self, session: CompressSession) -> list[str]:
+    def unmet_limits(self, session: CompressSession) -> list[str]:
         """Requirements that the file does not meet. It always has the requested size, else it is not written."""
         least = session.asked.budget.quality
         if least is None or self.fidelity.mean >= least:
@@ -108,7 +108,7 @@ def file_fidelity(session: CompressSession, model: nn.Module, path: Path, batche
         comparison = (
             comparison if comparison.outputs else FidelitySums([one for one in study.measures if one.name in found])
         )
-        comparison.add(found, study.said([batch], session.source.model)[0])
+        comparison.add(found, study.outputs([batch], session.source.model)[0])
     return comparison.fidelity
 
 

@@ -65,7 +65,9 @@ class Codebook(Storage):
             return ()
         calibration, label = cost.study, f"codebook {self.bits}/{self.group} {self.fit}"
         if weight.name in calibration.masks:
-            return (calibration.form(weight, f"{label}, zeros", partial(calibration.zeroed, weight, self.of_vector)),)
+            return (
+                calibration.form(weight, f"{label}, zeros", partial(calibration.sparse_format, weight, self.of_vector)),
+            )
         importance = calibration.importance(weight)
         value = calibration.values[weight.name]
         return (

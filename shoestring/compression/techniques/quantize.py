@@ -73,7 +73,7 @@ class Quantize(Storage):
             return ()
         columns = cost.study.shape(weight)[1]
         if weight.name in cost.study.masks:
-            zeroed = partial(cost.study.zeroed, weight)
+            zeroed = partial(cost.study.sparse_format, weight)
             return [
                 cost.study.form(
                     weight, f"grid {one.bits}/{one.group}, zeros", partial(zeroed, partial(round_vector, one))

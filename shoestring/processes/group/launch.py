@@ -43,7 +43,7 @@ from shoestring.processes.signals import stopping_gently
 from shoestring.processes.streams import standard_files
 from shoestring.processes.task import R, Task
 from shoestring.runs.event import Event, Failed
-from shoestring.runs.events import note
+from shoestring.runs.event_log import note
 
 PATIENCE = 30.0  # seconds without a heartbeat after which a worker counts as hanging
 RESTARTS = 10  # largest number of restarts
@@ -103,10 +103,10 @@ def run_supervised(supervisor: Supervisor, agent: Agent, on_stop: Callable[[], N
         closing = error.closing
         if closing.failure:
             raise Mistake(closing.failure) from None
-        return supervisor.task.stopped(closing.stopped)
+        return supervisor.task.stop_result(closing.stopped)
     except StoppedUnsaved:
         closing = Closing(stopped=supervisor.saved)
-        return supervisor.stopped()
+        return supervisor.stop_result()
     except (Mistake, Crashed) as error:
         closing = Closing(failure=str(error))
         if supervisor.folder is not None and rendezvous.leads:

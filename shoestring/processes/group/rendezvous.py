@@ -33,7 +33,7 @@ from shoestring.core.codec import from_json, to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.units import seconds_text
 from shoestring.processes.group.round import Invitation
-from shoestring.processes.messages import NONSENSE, Closing, Message, read_message, written_message
+from shoestring.processes.messages import NONSENSE, Closing, Message, message_text, read_message
 from shoestring.processes.nodes import Nodes
 
 BEAT = 0.5  # seconds between heartbeats
@@ -165,7 +165,7 @@ class Rendezvous(RendezvousHandler):
         """Other nodes: be ready for the next round until node 0 announces one with this node in it."""
         wanted = -1
         while True:
-            number, members = self.announced()
+            number, members = self.announcement()
             if number > self.round and self.nodes.rank in members and number >= wanted >= 0:
                 self.round, self.members = number, members
                 return
@@ -186,7 +186,7 @@ class Rendezvous(RendezvousHandler):
     def paused(self) -> bool:
         return self.nodes.of > 1 and (self.pausing if self.leads else self.number("pausing") == self.round)
 
-    def announced(self) -> tuple[int, list[int]]:
+    def announcement(self) -> tuple[int, list[int]]:
         number, members = json.loads(self.store.get("round")) if self.store.check(["round"]) else (-1, [])
         return number, members
 
@@ -208,7 +208,7 @@ class Rendezvous(RendezvousHandler):
         """Send node 0 a message."""
         with self.leader_may_be_gone():
             number = self.store.add("told", 1)
-            self.store.set(f"news/{number}", written_message(message))
+            self.store.set(f"news/{number}", message_text(message))
 
     def news(self) -> Iterator[Message]:
         """Node 0: new messages from the others."""

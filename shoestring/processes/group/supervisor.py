@@ -41,7 +41,7 @@ from shoestring.processes.messages import (
 )
 from shoestring.processes.task import GroupHistory, JobTask, Task
 from shoestring.runs.event import Begun, Died, Event, Reformed, Saved, Stepped, Stopped, Warned
-from shoestring.runs.events import note
+from shoestring.runs.event_log import note
 
 LOOK = 0.1  # seconds between two looks at the workers
 JOIN = 60.0  # seconds for workers to find each other
@@ -329,11 +329,11 @@ class Supervisor:
             raise Crashed("the workers ended without a result")
         return self.with_group(result_of(self.task, self.answer))
 
-    def stopped(self) -> Any:
+    def stop_result(self) -> Any:
         """The result of a training that was stopped when no worker was left that could save."""
         if self.folder is not None and self.saved:
             note(self.folder, Stopped(self.saved, f"stopped; the last checkpoint is of step {self.saved}"))
-        return self.with_group(self.task.stopped(self.saved))
+        return self.with_group(self.task.stop_result(self.saved))
 
     def with_group(self, result: Any) -> Any:
         """The result with what only the launcher knows: the number of restarts."""

@@ -17,7 +17,7 @@ from shoestring.serving.engines.comparison import References, references
 from shoestring.serving.engines.engine import ServingEngine
 from shoestring.serving.engines.outputs import Compute, answers_alone
 from shoestring.serving.engines.signature import ModelInterface, torch_compute
-from shoestring.serving.engines.together import computed, way_together
+from shoestring.serving.engines.together import compute_answers, way_together
 from shoestring.serving.engines.torch_engine import check_repeats, tolerance_of
 from shoestring.serving.sample import Answers, Sample
 
@@ -65,7 +65,7 @@ class OnnxEngine(ServingEngine):
         self.signature, self.known = self.interface.signature, self.interface.samples[0]
 
     def answers(self, samples: Sequence[Sample]) -> Answers:
-        return computed(self.compute, self.interface, self.together, samples) if samples else []
+        return compute_answers(self.compute, self.interface, self.together, samples) if samples else []
 
 
 def file_compute(model: nn.Module, forward: Forward, batch: Batch, exported: ExportedFile) -> Compute:

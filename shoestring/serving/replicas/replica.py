@@ -29,7 +29,7 @@ def be_replica(line: socket.socket, alive: int, engine: ServingEngine) -> NoRetu
             send(line, frame({"ready": os.getpid()}, ()))
             while (found := received_frame(line)) is not None:
                 number, samples = read_batch(*found)
-                send(line, reply_frame(answered(number, samples, engine)))
+                send(line, reply_frame(reply_to_batch(number, samples, engine)))
     except ConnectionError:
         pass  # the front is gone
     os._exit(0)
@@ -45,13 +45,13 @@ def send(line: socket.socket, pieces: Sequence[bytes | memoryview]) -> None:
         line.sendall(piece)
 
 
-def answered(
+def reply_to_batch(
     number: int, samples: Sequence[Sample], engine: ServingEngine, clock: Callable[[], float] = time.perf_counter
 ) -> BatchReply:
     """The reply to a batch."""
     begun = clock()
     try:
-        answers: Sequence[Tensors | SampleFailed] = checked(engine.answers(samples), len(samples))
+        answers: Sequence[Tensors | SampleFailed] = check_count(engine.answers(samples), len(samples))
     except Exception:
         answers = [answered_alone(one, engine) for one in samples]
     return BatchReply(number, answers, clock() - begun)
@@ -59,7 +59,7 @@ def answered(
 
 def answered_alone(sample: Sample, engine: ServingEngine) -> Tensors | SampleFailed:
     try:
-        return checked(engine.answers([sample]), 1)[0]
+        return check_count(engine.answers([sample]), 1)[0]
     except Exception as error:
         return SampleFailed(error_sentence(error), is_well(engine))
 
@@ -76,7 +76,7 @@ def is_well(engine: ServingEngine) -> bool:
     return True
 
 
-def checked(answers: Answers, count: int) -> Answers:
+def check_count(answers: Answers, count: int) -> Answers:
     if len(answers) != count:
         raise AssertionError(f"the engine gave {len(answers)} answers to {count} samples")
     return answers

@@ -25,7 +25,7 @@ from shoestring.show.page.standing import NO_BETTER, counted_steps, headline, st
 from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
     STATES,
-    counted,
+    count_text,
     flags_of,
     job_text,
     loss_text,
@@ -169,7 +169,7 @@ def overview(runs: Sequence[Summary]) -> Markup:
     rows = [replace(one, cells=tuple(column.cell(one) for column in found)) for one in shown]
     return render(
         "overview.html",
-        name=counted(len(runs), "run"),
+        name=count_text(len(runs), "run"),
         stand=counts,
         same=same,
         columns=found,
@@ -245,7 +245,7 @@ def overlaid(runs: Sequence[Summary]) -> Markup:
     )
     counts = sorted({one.counts for one in runs if one.line is not None}, reverse=True)
     told = Chart("runs", "Training loss", "", lines, " or ".join(counts) or "step", rows="training loss", tools=True)
-    return told.drawn("overlaid.html")
+    return told.draw("overlaid.html")
 
 
 def curves(report: Report) -> str:
@@ -262,5 +262,7 @@ def curves(report: Report) -> str:
         ("memory", process_line(report)),
     )
     return (
-        "{" + ",".join(f"{json.dumps(name)}:{line.fewer(MOST).as_json()}" for name, line in found if line.known) + "}"
+        "{"
+        + ",".join(f"{json.dumps(name)}:{line.fewer(MOST).as_json()}" for name, line in found if line.has_values)
+        + "}"
     )

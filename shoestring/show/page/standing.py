@@ -24,7 +24,7 @@ from shoestring.show.page.words import (
     number,
     numbers,
     seconds_left,
-    shortened,
+    shorten,
     state_of,
     step_word,
     verb_of,
@@ -157,10 +157,10 @@ def verdict(report: Report) -> str:
     if ended == DATA_ENDED:
         return f"{sentence}: the data ended."
     if ended.startswith(NO_BETTER):
-        return f"{sentence}: {shortened(ended, 60)}."
+        return f"{sentence}: {shorten(ended, 60)}."
     by_itself = ended in ("", "steps", "epochs", f"{step_word(report)}s")  # it did all it was to do
     for ending in said_by_room(
-        report, lambda room: [room.ending(report.of_room, "" if by_itself else shortened(ended, 60))]
+        report, lambda room: [room.ending(report.of_room, "" if by_itself else shorten(ended, 60))]
     ):
         if ending is not None:
             return f"{sentence}{ending}."

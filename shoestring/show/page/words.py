@@ -13,7 +13,7 @@ from shoestring.core.rooms import Verb
 from shoestring.runs import time_left
 from shoestring.runs.event import Validated, Warned
 from shoestring.runs.report import Report
-from shoestring.show.page.render import NONE, said
+from shoestring.show.page.render import NONE, escape_cut
 from shoestring.show.page.room_page import page_of, said_by_room
 
 STATES = {
@@ -82,10 +82,10 @@ def warnings_in(report: Report) -> int:
 # Texts
 
 
-def shortened(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     """Text shortened to `most` characters.
 
-    >>> shortened("forward", 5)
+    >>> shorten("forward", 5)
     'forw…'
     """
     return text if len(text) <= most else text[: most - 1] + "…"
@@ -116,9 +116,9 @@ def share_text(share: float) -> str:
     )
 
 
-def counted(count: int, word: str) -> str:
+def count_text(count: int, word: str) -> str:
     """
-    >>> counted(1, "step"), counted(1200, "step")
+    >>> count_text(1, "step"), count_text(1200, "step")
     ('1 step', '1,200 steps')
     """
     return f"{count:,} {word}{'s' * (count != 1)}"
@@ -151,7 +151,7 @@ def job_text(report: Report) -> Markup:
     >>> str(job_text(Report(request=Request(job="jobs/gpt.py")))), str(job_text(Report()))
     ('gpt', 'training run')
     """
-    return said(report.job or report.path.name or "training run", 80)
+    return escape_cut(report.job or report.path.name or "training run", 80)
 
 
 def step_seconds(report: Report) -> float | None:

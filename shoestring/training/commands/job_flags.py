@@ -57,7 +57,7 @@ def refuse_ambiguous(call: Call, file: str) -> None:
             )
 
 
-def loaded(call: Call, path: Path, flags: dict[str, Any], room: str = ROOM, silent: bool = False) -> Job:
+def load_job(call: Call, path: Path, flags: dict[str, Any], room: str = ROOM, silent: bool = False) -> Job:
     """The job. `room`: a module that the command will import anyway, imported now together with torch, which is
     quickest; `silent`: hide what the job prints, because a worker makes it again."""
     from importlib import import_module
@@ -104,7 +104,7 @@ class JobLoader:
     def job(self, flags: Mapping[str, Any]) -> Job:
         check_flags(str(self.run or "the run"), self.path, flags, self.given)
         if not self.made or self.made[0][0] != flags:
-            self.made[:] = [(dict(flags), loaded(self.call, self.path, dict(flags), self.room, self.silent))]
+            self.made[:] = [(dict(flags), load_job(self.call, self.path, dict(flags), self.room, self.silent))]
         return self.made[0][1]
 
     def resolve(self, flags: Mapping[str, Any]) -> Resolved:

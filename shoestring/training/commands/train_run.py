@@ -83,7 +83,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
             self.request = request_without_workers(self.session.folder, self.request, reason, self.workers.world)
             say(self.call, f"{reason}: planning again, for these workers")
             return None
-        check_paths(kept.techniques, self.asked.plan.written or (), self.session.folder.path / "plan.json")
+        check_paths(kept.techniques, self.asked.plan.use_texts or (), self.session.folder.path / "plan.json")
         check_together(
             kept.techniques
         )  # the rest was checked when the run was started; no need to inspect the data again
@@ -97,7 +97,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
             return Outcome(self.following_plan())
         return new_plan(self.asked.plan, self.call, self.job, self.session.folder, self.request, self.workers)
 
-    def chosen(self, outcome: TrainingOutcome) -> None:
+    def note_plan(self, outcome: TrainingOutcome) -> None:
         (self.session.folder.path / "plan-next.json").unlink(missing_ok=True)
         if not self.call.json and outcome.plain is not None:  # so that a log has it before training starts
             print(training_outcome_text(outcome, screen(sys.stdout)), "", sep="\n", flush=True)
@@ -108,7 +108,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
         folder, job = self.session.folder, self.job
         require_means(plan, self.workers, folder.path)
         try:
-            return self.shown(self.task(plan), job, plan)
+            return self.run_and_show(self.task(plan), job, plan)
         except OutOfMemory as error:
             told = after_memory_ran_out(self.call, self.workers, job, self.session, plan, str(error))
             raise OverBudget(told, plan) from error
@@ -131,7 +131,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
             position=Position(speeds=plan.details.speeds),
         )
 
-    def shown(self, task: TrainTask, job: Job, plan: TrainingPlan) -> TrainResult:
+    def run_and_show(self, task: TrainTask, job: Job, plan: TrainingPlan) -> TrainResult:
         """Train, and show the events."""
         board = Board(self.session.folder.path) if self.asked.tensorboard else None
         line = MovingLine()

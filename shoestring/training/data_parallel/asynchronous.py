@@ -178,7 +178,7 @@ def server_ledger(ledger: Ledger) -> Ledger:
     workers = world - 1
     at_zero_batch = ledger.at_zero_batch or ledger.blocks
     blocks = tuple(
-        interpolate(none, full, world / workers).changed(
+        interpolate(none, full, world / workers).with_changes(
             forward=full.forward * world / workers, backward=full.backward * world / workers
         )
         for none, full in zip(at_zero_batch, ledger.blocks, strict=True)
@@ -189,7 +189,7 @@ def server_ledger(ledger: Ledger) -> Ledger:
     busy = workers * (talk + update.seconds)
     return replace(
         ledger,
-        blocks=tuple(block.changed(spike=block.spike + min(BUCKET, max(block.gradient, 0.0))) for block in blocks),
+        blocks=tuple(block.with_changes(spike=block.spike + min(BUCKET, max(block.gradient, 0.0))) for block in blocks),
         batch=-(-ledger.batch * world // workers),
         standing=replace(standing, inputs=standing.inputs * world / workers, optimizer=0.0),
         update=replace(update, seconds=0.0, rise=update.rise + standing.optimizer),

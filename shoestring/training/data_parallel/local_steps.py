@@ -115,7 +115,7 @@ class LocalSteps(GroupTechnique):
 
     def apply(self, run: Run) -> Run:
         link = run.team.mesh.along(self.unites)
-        together = sum_gradients(run, link, lambda bucket: link.sum(bucket.filled))
+        together = sum_gradients(run, link, lambda bucket: link.sum(bucket.buffer))
         averaging = WeightAveraging(run, link, self)
         statistics = Statistics(run.model, link)
 

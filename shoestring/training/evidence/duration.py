@@ -17,7 +17,7 @@ class PlanningSeconds:
     seconds: dict[str, float]  # by question, the latest last
 
 
-def kept_at() -> Path:
+def seconds_file() -> Path:
     return hardware_file().with_name("planning-seconds.json")
 
 
@@ -31,9 +31,9 @@ def expected_seconds(question: Path) -> float | None:
 def remember_seconds(question: Path, seconds: float) -> None:
     found = kept_seconds()
     found.pop(question.stem, None)
-    write_kept(kept_at(), PlanningSeconds(dict([*found.items(), (question.stem, seconds)][-MOST:])))
+    write_kept(seconds_file(), PlanningSeconds(dict([*found.items(), (question.stem, seconds)][-MOST:])))
 
 
 def kept_seconds() -> dict[str, float]:
-    found = read_kept(kept_at(), PlanningSeconds)
+    found = read_kept(seconds_file(), PlanningSeconds)
     return found.seconds if found is not None else {}

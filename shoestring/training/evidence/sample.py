@@ -26,7 +26,7 @@ from shoestring.measure.process import forget_peak, status
 from shoestring.measure.timeline import stretches
 from shoestring.measure.tracker import Tracker
 from shoestring.training.evidence.anchor import MORE, fastest, resident_bytes
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.evidence.step import first_batch
 from shoestring.training.memory.fused import can_be_fused
 
@@ -46,9 +46,9 @@ def sample_blocks(job: Job) -> dict[str, Any]:
     its tensors."""
     found: dict[tuple[Any, ...], tuple[nn.Module, Any]] = {}
     stage = Stage()
-    with random_state.kept():
+    with random_state.fork_rng():
         random_state.seed(job.seed)
-        run = prepared(job, (), stage.model(job.model))
+        run = build_run(job, (), stage.model(job.model))
         settings = dict(run.optimizer.param_groups[0])
         hooks = [
             block.register_forward_pre_hook(

@@ -19,7 +19,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.processes.group.launch import run_group
 from shoestring.runs.event import Event, Stepped, Stopped, Validated
-from shoestring.runs.events import note
+from shoestring.runs.event_log import note
 from shoestring.runs.export import checkpoint_of, model_of, named_weights
 from shoestring.runs.options import RunOptions
 from shoestring.runs.report import Report, report_of
@@ -51,7 +51,7 @@ class ScriptRunByGroup(ScriptRun):
     def check_kept(self, plan: TrainingPlan) -> None:
         check_named(self.sent, plan.techniques, self.own, workers(self.devices), devices=self.devices)
 
-    def done(self, on_event: Callable[[Event], None] = silent) -> Report:
+    def run(self, on_event: Callable[[Event], None] = silent) -> Report:
         """Train to the end; then the weights are in the model."""
         folder = self.session.folder
         assert self.sent.origin is not None, "workers make it from a file"
@@ -105,7 +105,7 @@ class ScriptRunByGroup(ScriptRun):
 
         def work() -> None:
             try:
-                self.done(on_event)
+                self.run(on_event)
                 follow.flush()
             except BaseException as error:
                 ended.append(error)

@@ -25,8 +25,8 @@ from typing import Any
 
 from torch import nn
 
+from shoestring.core.data_objects import GivenData
 from shoestring.core.errors import Mistake
-from shoestring.core.given import GivenData
 from shoestring.core.job import Job
 from shoestring.jobfile import loaded_job
 from shoestring.runs.export import model_of

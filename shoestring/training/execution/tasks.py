@@ -72,7 +72,7 @@ class TrainTask(StepsTask[TrainResult]):
 
         return training.train(self, tell, link)
 
-    def stopped(self, step: int | None) -> TrainResult:
+    def stop_result(self, step: int | None) -> TrainResult:
         return TrainResult(stopped=step)
 
     def in_group(self, result: TrainResult, group: GroupHistory) -> TrainResult:

@@ -121,7 +121,7 @@ class PendingCollective:
         self.tensors = tensors  # keeps their memory until all is done
         try:
             with without_modes():
-                self.work = begin(*map(lent, tensors))
+                self.work = begin(*map(borrow, tensors))
         except RuntimeError as error:
             raise PeerLost(str(error)) from error
 
@@ -133,7 +133,7 @@ class PendingCollective:
         self.tensors = ()
 
 
-def lent(tensor: Tensor) -> Tensor:
+def borrow(tensor: Tensor) -> Tensor:
     """A tensor that shares another's memory without owning it. Gloo's threads free their tensors some time after they
     are done, and a tensor's lifetime must not depend on that."""
     if tensor.device.type != "cpu" or not tensor.nbytes or not tensor.is_contiguous():

@@ -67,7 +67,7 @@ class LowRank(TrainingTechnique):
         return ()  # it trains other parameters: used only when asked for
 
     @classmethod
-    def explained(cls, ledger: Ledger) -> tuple[LowRank, ...]:
+    def settings_to_explain(cls, ledger: Ledger) -> tuple[LowRank, ...]:
         return ()
 
     @property
@@ -119,7 +119,7 @@ class LowRank(TrainingTechnique):
         width = sqrt(block.gradient / 4 / SQUARES)
         share = min(2 * self.rank / max(width, 1.0), 1.0)
         less = block.gradient * (1 - share)
-        return block.changed(
+        return block.with_changes(
             gradient=block.gradient * share,
             spike=max(block.spike - less, 0.0),
             forward=block.forward * (1 + share / 2),
@@ -136,12 +136,12 @@ class LowRank(TrainingTechnique):
                 return run.forward(model, batch)
 
         def gradients(now: Run, batch: Batch) -> Tensor:
-            with adapters.added():  # in backward too, where blocks may be recomputed
+            with adapters.adding_updates():  # in backward too, where blocks may be recomputed
                 return run.gradients(now, batch)
 
         def update(now: Run) -> None:
             if now.settings.clip:
-                now.noted.note_norm(nn.utils.clip_grad_norm_(adapters.trained, now.settings.clip))
+                now.noted.note_norm(nn.utils.clip_grad_norm_(adapters.trainable, now.settings.clip))
             run.update(replace(now, settings=replace(now.settings, clip=0.0)))
 
         return replace(

@@ -160,7 +160,7 @@ class HostOptimizer(OptimizerProxy):
                 self.step_block(block, group)
 
     def step_block(self, block: list[nn.Parameter], group: dict[str, Any]) -> None:
-        away = {one: self.fetched(one) for one in block if not self.here(one)}
+        away = {one: self.fetch(one) for one in block if not self.here(one)}
         with only(self.optimizer, [away.get(one, one) for one in block], group):
             self.optimizer.step()
         for one, copy in away.items():
@@ -170,7 +170,7 @@ class HostOptimizer(OptimizerProxy):
     def here(self, parameter: nn.Parameter) -> bool:
         return parameter.device.type == "cpu"
 
-    def fetched(self, parameter: nn.Parameter) -> nn.Parameter:
+    def fetch(self, parameter: nn.Parameter) -> nn.Parameter:
         """A parameter with its gradient and state, copied to host memory."""
         copy = nn.Parameter(parameter.detach().to("cpu"))
         copy.grad = parameter.grad.to("cpu") if parameter.grad is not None else None

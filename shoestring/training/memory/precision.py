@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.batch import Batch, mapped
+from shoestring.core.batch import Batch, map_leaves
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
@@ -66,7 +66,7 @@ class Precision(TrainingTechnique):
         return cls("bf16"), cls("fp16"), cls("bf16", "bf16")
 
     @classmethod
-    def explained(cls, ledger: Ledger) -> tuple[Precision, ...]:
+    def settings_to_explain(cls, ledger: Ledger) -> tuple[Precision, ...]:
         return cls.choices(ledger) or (cls(),)
 
     @property
@@ -74,8 +74,8 @@ class Precision(TrainingTechnique):
         return f"Precision({self.dtype})"
 
     @property
-    def called(self) -> tuple[str, ...]:
-        return (*super().called, "Precision(weights)") if self.weights != "fp32" else super().called
+    def conflict_names(self) -> tuple[str, ...]:
+        return (*super().conflict_names, "Precision(weights)") if self.weights != "fp32" else super().conflict_names
 
     @property
     def computes_in(self) -> str:
@@ -152,7 +152,7 @@ def in_sixteen_bits(run: Run, dtype: torch.dtype) -> Run:
         group["params"] = [small.get(parameter, parameter) for parameter in group["params"]]
 
     def small_batch(batch: Batch) -> Batch:
-        return mapped(
+        return map_leaves(
             lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, batch
         )
 

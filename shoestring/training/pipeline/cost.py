@@ -25,8 +25,8 @@ from shoestring.core.ledger_parts import Traffic, UpdateCost, Workers
 from shoestring.core.staging import Staging, Work
 from shoestring.training.pipeline.partition import BlockCost, Holding, best_cut, least_demanding, smallest_maximum
 from shoestring.training.pipeline.schedule import (
+    activation_counts_by_formula,
     check_schedule,
-    held_at_most,
     in_slices,
     one_worker,
     orders,
@@ -140,7 +140,10 @@ class Pipe:
     def stage(self, worker: int) -> Ledger:
         """The ledger of one stage."""
         ledger, own = self.ledger, [unit for chunk in self.of(worker) for unit in self.members[chunk]]
-        share, held = self.shares[worker], held_at_most(self.schedule, self.stages, self.pieces, self.chunks)[worker]
+        share, held = (
+            self.shares[worker],
+            activation_counts_by_formula(self.schedule, self.stages, self.pieces, self.chunks)[worker],
+        )
         rows = tuple(row for unit in own for row in unit.rows)
         arriving = sum(self.members[chunk][0].arriving for chunk in self.of(worker) if chunk)
         received = (Block(RECEIVED, False, kept=arriving, rise=arriving),) if arriving else ()
@@ -184,7 +187,7 @@ class Pipe:
         """Versions of a stage's weights that are kept at once."""
         if self.schedule != STASHING:
             return 1
-        return held_at_most(self.schedule, self.stages, self.pieces)[0 if self.vertical else worker]
+        return activation_counts_by_formula(self.schedule, self.stages, self.pieces)[0 if self.vertical else worker]
 
     @property
     def update(self) -> UpdateCost:
@@ -329,7 +332,7 @@ def with_cuts(whole: Ledger, stages: int, pieces: int, schedule: str, chunks: in
     chain, parts, standing = tuple(unit.layer for unit in units), stages * chunks, whole.standing
     if parts > len(units):
         return
-    held = held_at_most(schedule, stages, pieces, chunks)
+    held = activation_counts_by_formula(schedule, stages, pieces, chunks)
     each = tuple(max(round(held[number % stages] / chunks), 1) for number in range(parts))
     per_weight = (standing.parameters + standing.optimizer + standing.gradients) / max(standing.parameters, 1.0)
     for cut in dict.fromkeys(

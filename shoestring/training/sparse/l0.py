@@ -28,7 +28,7 @@ from shoestring.core.run import Run
 from shoestring.training.sparse.gated_weights import GatedWeights, gated_run
 from shoestring.training.sparse.hard_concrete import HARD_CONCRETE
 from shoestring.training.sparse.masked_weights import check_steps, mask_cost, mask_drift
-from shoestring.training.sparse.schedule import check_schedule, scheduled
+from shoestring.training.sparse.schedule import check_schedule, make_schedule
 from shoestring.training.sparse.weights import Units, weights_to_sparsify
 from shoestring.training.technique import TrainingTechnique
 
@@ -78,7 +78,7 @@ class L0(TrainingTechnique):
         return mask_cost(ledger, copies=4.0 if self.of == "numbers" else 1.0)
 
     def apply(self, run: Run) -> Run:
-        schedule = scheduled(self.share, check_steps("L0", run), self.begin, self.end, self.every)
+        schedule = make_schedule(self.share, check_steps("L0", run), self.begin, self.end, self.every)
         weights = weights_to_sparsify(run.model, self.where, self.skip)
         units = Units(self.of, self.group)
         return gated_run(run, GatedWeights(weights, schedule, units, HARD_CONCRETE, self.rate, run.settings.seed))

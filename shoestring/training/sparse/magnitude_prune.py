@@ -26,7 +26,7 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.masks import zero_masks
 from shoestring.core.run import Run
 from shoestring.training.sparse.masked_weights import MaskedWeights, check_steps, mask_cost, mask_drift, masked_run
-from shoestring.training.sparse.schedule import SparsitySchedule, check_schedule, scheduled
+from shoestring.training.sparse.schedule import SparsitySchedule, check_schedule, make_schedule
 from shoestring.training.sparse.weights import weights_to_sparsify
 from shoestring.training.technique import TrainingTechnique
 
@@ -78,7 +78,7 @@ class MagnitudePrune(TrainingTechnique):
 
     def apply(self, run: Run) -> Run:
         steps = check_steps("MagnitudePrune", run)
-        schedule = scheduled(self.share, steps, self.begin, self.end, self.every, self.amount, self.amount_of)
+        schedule = make_schedule(self.share, steps, self.begin, self.end, self.every, self.amount, self.amount_of)
         weights = weights_to_sparsify(run.model, self.where, self.skip)
         return masked_run(run, SmallestWeights(weights, schedule, each=self.scope == "layer"))
 

@@ -22,7 +22,7 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.masks import lowest, seed_of, seed_scores, zeros_of
 from shoestring.core.run import Run
 from shoestring.training.sparse.masked_weights import MaskedWeights, check_steps, mask_cost, mask_drift, masked_run
-from shoestring.training.sparse.schedule import SparsitySchedule, check_schedule, scheduled
+from shoestring.training.sparse.schedule import SparsitySchedule, check_schedule, make_schedule
 from shoestring.training.sparse.weights import weights_to_sparsify
 from shoestring.training.technique import TrainingTechnique
 
@@ -65,7 +65,7 @@ class RandomPrune(TrainingTechnique):
         return mask_cost(ledger)
 
     def apply(self, run: Run) -> Run:
-        schedule = scheduled(self.share, check_steps("RandomPrune", run), self.begin, self.end, self.every)
+        schedule = make_schedule(self.share, check_steps("RandomPrune", run), self.begin, self.end, self.every)
         weights = weights_to_sparsify(run.model, self.where, self.skip)
         return masked_run(run, DrawnWeights(weights, schedule, run.settings.seed if self.seed < 0 else self.seed))
 

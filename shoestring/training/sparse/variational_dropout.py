@@ -25,7 +25,7 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
 from shoestring.training.sparse.gated_weights import GatedWeights, gated_run
 from shoestring.training.sparse.masked_weights import check_steps, mask_cost, mask_drift
-from shoestring.training.sparse.schedule import check_schedule, scheduled
+from shoestring.training.sparse.schedule import check_schedule, make_schedule
 from shoestring.training.sparse.variational import VARIATIONAL
 from shoestring.training.sparse.weights import Units, weights_to_sparsify
 from shoestring.training.technique import TrainingTechnique
@@ -71,6 +71,6 @@ class VariationalDropout(TrainingTechnique):
         return mask_cost(ledger, copies=4.0)
 
     def apply(self, run: Run) -> Run:
-        schedule = scheduled(self.share, check_steps("VariationalDropout", run), self.begin, self.end, self.every)
+        schedule = make_schedule(self.share, check_steps("VariationalDropout", run), self.begin, self.end, self.every)
         weights = weights_to_sparsify(run.model, self.where, self.skip)
         return gated_run(run, GatedWeights(weights, schedule, Units(), VARIATIONAL, self.rate, run.settings.seed))

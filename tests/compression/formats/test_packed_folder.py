@@ -18,7 +18,7 @@ from torch import nn
 import shoestring
 from shoestring.compression.formats.packed_modules import decode_weights, formats_of, memory_of
 from shoestring.core.errors import Mistake
-from shoestring.core.seal import sealed, unsealed
+from shoestring.core.seal import seal, unseal
 from tests.compression.models import Tied, job_of
 
 
@@ -90,9 +90,9 @@ def lie(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     """Change a manifest and seal it again: only its contents are wrong."""
 
     def done(folder: Path) -> None:
-        about, _ = unsealed((folder / "manifest.json").read_bytes())
+        about, _ = unseal((folder / "manifest.json").read_bytes())
         change(about)
-        (folder / "manifest.json").write_bytes(sealed(about))
+        (folder / "manifest.json").write_bytes(seal(about))
 
     return done
 

@@ -20,7 +20,7 @@ from shoestring.jobfile import loaded_job
 from shoestring.processes.task import Task
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Measured, Warned
-from shoestring.runs.events import read
+from shoestring.runs.event_log import read
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.plan import load_plan

@@ -214,5 +214,5 @@ def test_a_group_that_nobody_asks_any_more_is_noted_as_stopped(tmp_path: Path, m
     made = send_job(job(), net(), tmp_path, 2)
     group = group_of(replace(job(), origin=None), made, Outcome(staged()), net(), RunOptions(run=tmp_path / "run"), 2)
     with pytest.raises(NobodyAsks):
-        group.done()
+        group.run()
     assert report_of(tmp_path / "run").state == "stopped"

@@ -58,7 +58,7 @@ class SequentialMethod:
                 load_device(self.layout, self.model, start[place], self.outside)
                 add_gradients = objective_gradients(self.layout, self.model, objective, place)
                 # The model's random numbers follow from the device's seed, not from the devices before it
-                with random_state.kept():
+                with random_state.fork_rng():
                     random_state.seed(seed)
                     losses[place], steps[place] = self.train_one(one, objective.local, add_gradients, seed)
                 torch.sub(self.layout.row(self.model), start[place], out=rows[place])
@@ -95,7 +95,7 @@ class SequentialMethod:
 def make_model(job: Job) -> nn.Module:
     """The job's model, in training mode on the CPU. Frozen weights and other state outside of the row follow from the
     job and its seed."""
-    with random_state.kept():
+    with random_state.fork_rng():
         return fresh_model(job).cpu().train()
 
 

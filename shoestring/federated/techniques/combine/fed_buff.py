@@ -112,7 +112,7 @@ class FedBuff(FederatedTechnique):
             )
 
         def begin(server: ServerState, population: Population) -> ServerState:
-            return self.filled(round.begin(server, population), population, duration)
+            return self.fill_buffer(round.begin(server, population), population, duration)
 
         def order(server: ServerState, group: DeviceGroup) -> Order:
             """The order that the device received when it started: with that round's weights and random numbers."""
@@ -129,7 +129,7 @@ class FedBuff(FederatedTechnique):
             initial=initial, begin=begin, choose=arrived_groups, order=order, combine=combine, duration=duration
         )
 
-    def filled(
+    def fill_buffer(
         self, server: ServerState, population: Population, duration: Callable[[Order, str], float]
     ) -> ServerState:
         """The server when enough devices have finished for a round."""

@@ -80,13 +80,13 @@ class AdaptiveClip(FederatedTechnique):
             norm, expected = float(server.state[NEXT]), int(server.state[EXPECTED])
             halves: list[float] = []  # sums of b - 1/2
 
-            def shortened() -> Iterator[Updates]:
+            def clip_and_count() -> Iterator[Updates]:
                 for updates in arriving:
                     rows, inside = clip_to_norm(updates.rows, norm)
                     halves.append(float((inside.double() - 0.5).sum()))
                     yield replace(updates, rows=rows)
 
-            found = subject.combine(server, shortened())
+            found = subject.combine(server, clip_and_count())
             deviation = self.noise * expected
             count = add_noise(torch.tensor([sum(halves)]), deviation, subject.randomness, "count noise", server.round)
             share = float(count) / expected + 0.5

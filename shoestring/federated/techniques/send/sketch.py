@@ -37,7 +37,7 @@ from shoestring.federated.techniques.send.coding import (
     replace_evidence,
     without_clip,
 )
-from shoestring.numerics.error_feedback import owed
+from shoestring.numerics.error_feedback import update_with_error
 
 HEAVY = 3.0  # estimates count as heavy hitters above so many times |x| / sqrt(columns)
 DRAWS = 4  # draws of hashes that are tried on the evidence; the worst error is stated
@@ -124,7 +124,7 @@ class Sketch(FederatedTechnique):
             drawn, tables = self.hashes(order.seed, order.round, values.shape[1]), []
             for row, name in zip(values, sent.header.names, strict=True):
                 state = there[name].state
-                whole = owed(row, state.get(LEFT))
+                whole = update_with_error(row, state.get(LEFT))
                 tables.append(self.table(whole, *drawn))
                 if bool(whole.isfinite().all()):
                     state[LEFT] = whole - self.read(tables[-1], *drawn)
