@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxscript import opset21 as op
+from onnxscript import opset21
+
+op: Any = opset21  # its operators are typed for single tensor types, not for any of them
 
 
 def embedding(
