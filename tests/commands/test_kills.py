@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from shoestring.runs.events import NAME
+from shoestring.runs.event_log import NAME
 from torch import nn
 
 from shoestring.commands.main import run
