@@ -339,7 +339,7 @@ class Tightening(Execution):
     def read_plan(self, file):
         from texts import LOST, SIZE, Texts
 
-        return read_plan(file, partial(built, catalogue=Texts.catalogue), (SIZE, LOST), type(None))
+        return read_plan(file, partial(technique_from, catalogue=Texts.catalogue), (SIZE, LOST), type(None))
 
     def choose(self):
         room, cost = self.room()
