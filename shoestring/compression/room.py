@@ -174,12 +174,13 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
             if self.budget.quality is not None
             else ""
         )
-        busiest = max(
-            (one for one in (self.first.clock.plain, self.timed) if one is not None), key=lambda one: one.busy
-        )
-        busy = busiest.warning if self.budget.latency is not None else ""
+        busy = self.load_warning() if self.budget.latency is not None else ""
         quieter = (f"{busy}: ask again when it is quieter",) if busy else ()
         return heal + "".join(f"; {one}" for one in (*self.first.left_plain, *quieter))
+
+    def load_warning(self) -> str:
+        timings = (one for one in (self.first.clock.plain, self.timed) if one is not None)
+        return max(timings, key=lambda one: one.busy).warning
 
 
 def excess(cost: ModelCost, found: Fidelity) -> float:
@@ -208,6 +209,7 @@ def plain_cost(
         given.checked,
         measures,
         one_sample(given.unseen[0]),
+        timed=source.file is None,
         notes=notes,
     )
     return ModelCost(study, budget, buffers_of(source.model), source.about, plain_offers(study))

@@ -15,6 +15,7 @@ from copy import deepcopy
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
+import torch
 from torch import nn
 
 # OrderedDict comes before dict, because it keeps an order of its own
@@ -97,6 +98,8 @@ def one_or_many(names: Any) -> tuple[str, ...]:
 
 def copy_module(module: nn.Module, instead: Mapping[int, Any]) -> nn.Module:
     """A copy of a module; objects with an id in `instead` are replaced, and whatever can't be copied is shared."""
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise TypeError("the weights of a TorchScript module can't be copied for a try")
     try:
         return deepcopy(module, dict(instead))
     except Exception:

@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -208,9 +209,32 @@ def storage_id(storage: torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
+def marks_of(parameter: nn.Parameter) -> dict[str, Any]:
+    """The attributes that somebody has set on a parameter."""
+    own = fake_attributes() if isinstance(parameter, FakeTensor) else frozenset()
+    return {name: value for name, value in vars(parameter).items() if name not in own}
+
+
+@cache
+def fake_attributes() -> frozenset[str]:
+    """The attributes of every fake parameter."""
+    with without_modes():
+        return frozenset(vars(nn.Parameter(FakeTensorMode().from_tensor(torch.empty(0)))))
+
+
 def storage_id_of(tensor: Tensor) -> int:
     """The id of a tensor's storage; equal for two tensors exactly if they share memory."""
     return storage_id(tensor.untyped_storage())
+
+
+def extent(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor in this process, and the end. Two storages may be the same memory (NumPy's arrays); a
+    fake one has only its identity, which stands far above all addresses."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    base = storage_address(tensor) or storage_id_of(tensor) << 64
+    width = tensor.element_size()
+    first = base + int(tensor.storage_offset()) * width
+    return first, first + int(reach + 1) * width * bool(tensor.numel())
 
 
 def write_count(tensor: Tensor) -> int:

@@ -40,6 +40,7 @@ from shoestring.core.private import (
     tree_leaves,
     tree_map,
 )
+from shoestring.core.stepping import parameter_like
 from shoestring.measure.layouts import WRONG, correct_layout
 
 REAL_LIMIT = 1 << 24  # bytes: a larger result is fake even if it depends on no weight
@@ -212,10 +213,10 @@ class Stage(DispatchMode):
         if parameter.device.type == "meta":  # constructed there, to become real elsewhere
             with self.fake:
                 value = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype)
-            return nn.Parameter(value, parameter.requires_grad)
+            return parameter_like(parameter, value)
         if isinstance(parameter.data, FakeTensor):
             return parameter
-        return nn.Parameter(self.fake.from_tensor(parameter.data), parameter.requires_grad)
+        return parameter_like(parameter, self.fake.from_tensor(parameter.data))
 
 
 @contextmanager

@@ -243,7 +243,7 @@ def legend(timeline: Timeline, grid: TimeGrid) -> str:
 
 
 def rich_row(row: TimelineRow) -> RenderableType:
-    from rich.text import Text
+    from shoestring.show.rich_parts import Text
 
     return Text.assemble(
         row.name, *((one.text, COLOURS[one.tone]) for one in row.stretches), no_wrap=True, overflow="crop"

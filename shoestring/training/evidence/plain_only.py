@@ -51,6 +51,7 @@ class PlainOnly:
     largest: Job | None = None  # the job planned for the batch that needs most memory, if that is known,
     numbers: tuple[int, ...] = ()  # and the candidates for that batch
     subject: str = "this model"  # what could not be inspected
+    doubt: str = ""  # why the job's data may be the cause, if the job fails
 
     @property
     def reason(self) -> str:
@@ -93,7 +94,10 @@ class PlainOnly:
             task = TrialTask(
                 file=origin.file, flags=dict(origin.flags), steps=count, largest=self.numbers, tracked=False
             )
-            return self.worker(task, self.environment)
+            try:
+                return self.worker(task, self.environment)
+            except JobFailed as error:
+                raise JobFailed(f"{error}; {self.doubt}" if self.doubt else str(error)) from error
         if isinstance(self.error, NoRoom) or blame_for(self.error).ours:
             return None
         with random_state.fork_rng():

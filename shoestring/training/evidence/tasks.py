@@ -110,7 +110,7 @@ class AnchorResult:
     waiting: float = 0.0  # seconds that the first step waits for its batch
 
     @property
-    def busiest(self) -> float:
+    def held_up(self) -> float:
         return max(one.busy for one in self.steps.values())
 
 

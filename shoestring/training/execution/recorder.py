@@ -144,6 +144,7 @@ class Recorder:
                 step=self.step,
                 how=feed.how if self.step else "from the beginning",
                 world=self.link.world,
+                together=max(feed.loading_processes[0], 1),
             )
         )
         return self.step

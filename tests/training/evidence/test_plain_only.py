@@ -265,8 +265,12 @@ def test_plain_steps_say_whether_it_is_the_job_that_fails_and_what_it_needs(tmp_
     def fails(task: Task[Any]) -> Any:
         raise JobFailed(f"the job failed in {task.kind}")
 
-    with pytest.raises(JobFailed, match="failed in trial"):
+    with pytest.raises(JobFailed, match=r"failed in trial$"):
         planner(tmp_path / "net.py", fails).outcome(1 << 30)
+    samples = WHOLE.replace("torch.ones(4, 4), torch.zeros(4, 4)", "torch.ones(4), 1")
+    (tmp_path / "samples.py").write_text(samples)
+    with pytest.raises(JobFailed, match=r"failed in trial; the job's data are a list .* collate="):
+        planner(tmp_path / "samples.py", fails).outcome(1 << 30)
 
 
 @pytest.mark.usefixtures("warm_workers")
