@@ -29,6 +29,7 @@ from shoestring.jobfile import job_path, load_job
 from shoestring.jobs.gpt import batches
 from shoestring.measure.timeline import peak
 from shoestring.processes.group.launch import run_group
+from shoestring.processes.nodes import Team
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Stepped
@@ -126,7 +127,7 @@ def trained(way: Way, samples: int) -> dict[str, Any]:
             steps=samples // way.batch,
             recording=RecordingSettings(place, Cadence(seconds=1e9)),
         )
-        result = run_group(task, {"OMP_NUM_THREADS": "1"}, devices=STAGES)
+        result = run_group(task, {"OMP_NUM_THREADS": "1"}, Team(STAGES))
         steps = [event.seconds for event in read(Path(place)).events if isinstance(event, Stepped)]
         timed = steps[int(WARM * len(steps)) :]
         saved = newest_good(Folder(Path(place)).checkpoints)[0]

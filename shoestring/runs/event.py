@@ -28,6 +28,10 @@ class Event:
     kind: ClassVar[str]
     time: float = field(default=0.0, kw_only=True)  # seconds since 1970; set when the event is written
 
+    def sentence(self) -> str:
+        """What a room's event says in the list of events; empty: it is not listed."""
+        return ""
+
 
 @dataclass(frozen=True)
 class Planning(Event):

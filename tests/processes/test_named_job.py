@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shoestring.processes.named_job import Claim, file_sha256, named_job
+from shoestring.core.regular import file_sha256
+from shoestring.processes.named_job import Claim, named_job
 
 JOB = """
 import torch, {module}

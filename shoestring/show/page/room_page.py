@@ -46,8 +46,7 @@ class RoomPage(Generic[P]):
     """Base class of a room's parts; the defaults add nothing. `own` is the value of `RoomPlugin.part`."""
 
     note: ClassVar[str] = (  # below the table of predicted and measured figures
-        "Highest memory at any moment, and the time of one step. The difference is measured minus predicted; plain is what "
-        "is needed without any technique."
+        "The difference is measured minus predicted; plain is what is needed without any technique."
     )
     plain: ClassVar[str] = "Without techniques"  # what a run without any technique is called
     at_the_end: ClassVar[tuple[str, ...]] = ()  # its rows that are of the whole run: measured when it is over
