@@ -1,9 +1,8 @@
 """A technique: a small frozen value with two pure functions, `cost` and `apply`.
 
-It is generic over its *subject*, which it changes (a training run, a model to make smaller), and over
-the subject's cost.
-A room has a base class for both, such as `training.technique.TrainingTechnique`; a technique inherits from that, is a
-frozen dataclass whose fields are its knobs, and overrides the defaults that do not fit.
+It is generic over its *subject*, which it changes (a training run, a model to make smaller), and over the subject's
+cost. A room has a base class for both, such as `training.technique.TrainingTechnique`; a technique inherits from that,
+is a frozen dataclass whose fields are its knobs, and overrides the defaults that do not fit.
 
 Contract: `apply` changes no field of the subject, the job or the links that it is given
 (tests/training/test_technique.py). One number, `order`, sorts techniques for `cost` and `apply` alike

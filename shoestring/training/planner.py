@@ -21,7 +21,7 @@ from shoestring.core.link import Link
 from shoestring.data.lengths import Lengths, Look, batches_at, look, planned_for
 from shoestring.measure.process import address_limit, memory_free
 from shoestring.planning.answers import MeasuredAnswers
-from shoestring.planning.choose import Chooser, asked_for
+from shoestring.planning.choose import Chooser, requested_candidate
 from shoestring.planning.plan import Outcome, techniques_text
 from shoestring.processes.task import Worker
 from shoestring.training.admission import admit, check_together
@@ -155,7 +155,10 @@ class Planner:
     def plain_only(self, error: Exception) -> PlainOnly:
         known = vars(self).get("rehearsals")  # None: not even the sizes of batches are known
         largest, numbers = (known.job, known.numbers) if isinstance(known, Rehearsals) else (None, ())
-        return PlainOnly(self.job, error, self.worker, self.model, self.hardware.environment, largest, numbers)
+        doubt = known.lengths.doubt if isinstance(known, Rehearsals) else ""
+        return PlainOnly(
+            self.job, error, self.worker, self.model, self.hardware.environment, largest, numbers, doubt=doubt
+        )
 
     def plain_outcome(
         self, found: PlainOnly, memory: int | None, forced: tuple[Technique, ...] = ()
@@ -191,7 +194,7 @@ class Planner:
         faster = tuple(kind for kind in self.catalogue if kind.speeds_up)
         evidence = gather_evidence(self.rehearsals, (), only=())
         predictor = Predictor(self.rehearsals, evidence, roomy=True)
-        plain = predictor.plan(asked_for((), evidence.ledger))
+        plain = predictor.plan(requested_candidate((), evidence.ledger))
         if plain.predicted["process_bytes"] > ROOM * budget or evidence.anchor is None:
             return None
         room = TrainingRoom(predictor, faster, plain)
@@ -212,7 +215,9 @@ class Planner:
         simplest: tuple[Technique, ...] = (TOGETHER,) if self.devices > 1 else ()
         apart = TOGETHER.refusal(ledger) if simplest else ""  # why workers can't each train a replica
         plain = (
-            self.predictor.sketch(asked_for((), ledger)) if apart else self.predictor.plan(asked_for(simplest, ledger))
+            self.predictor.sketch(requested_candidate((), ledger))
+            if apart
+            else self.predictor.plan(requested_candidate(simplest, ledger))
         )
         if forced is not None:
             chosen = self.figures_of(ledger, forced) if forced != simplest or apart else plain

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from shoestring.core.sums import Speeds
+from shoestring.core.sum_costs import Speeds
 from shoestring.core.technique import in_order, technique_from, technique_json
 from shoestring.measure.tracker import Log
 from shoestring.processes.task import GroupSeat, JobTask, R, Tell

@@ -24,6 +24,7 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.private import FakeTensor, own_buffers, own_parameters
 from shoestring.core.run import Run
 from shoestring.core.run_state import RunState
+from shoestring.core.stepping import parameter_like
 from shoestring.measure.instructions import deadly, require
 from shoestring.training.technique import TrainingTechnique
 
@@ -139,7 +140,7 @@ def in_sixteen_bits(run: Run, dtype: torch.dtype) -> Run:
         for name, parameter in list(own_parameters(module).items()):
             if parameter is not None and parameter.is_floating_point():
                 if parameter not in small:
-                    small[parameter] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+                    small[parameter] = parameter_like(parameter, parameter.detach().to(dtype))
                 own_parameters(module)[name] = small[parameter]
         for name, buffer in list(own_buffers(module).items()):
             if buffer is not None and buffer.is_floating_point():
