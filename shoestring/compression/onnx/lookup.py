@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxscript import opset21 as op
+from onnxscript import opset21
+
+op: Any = opset21  # its stubs want one dtype, and an index has the one that the caller gives
 
 
 def embedding(
