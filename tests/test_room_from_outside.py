@@ -33,7 +33,7 @@ from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity, figures
 from shoestring.core.technique import Technique, applied, parse_technique, text
-from shoestring.planning.choose import Chooser, requested_candidate, best_or_asked
+from shoestring.planning.choose import Chooser, best_or_asked, requested_candidate
 from shoestring.planning.plan import Plan
 from shoestring.planning.room import Room
 
@@ -240,7 +240,7 @@ from typing import ClassVar
 
 from shoestring.core.budget import Budget
 from shoestring.core.technique import technique_from
-from shoestring.planning.choose import Chooser, requested_candidate, best_or_asked
+from shoestring.planning.choose import Chooser, best_or_asked, requested_candidate
 from shoestring.planning.plan import read_plan
 from shoestring.processes.launch import run_worker
 from shoestring.processes.task import Task
@@ -339,7 +339,7 @@ class Tightening(Execution):
     def read_plan(self, file):
         from texts import LOST, SIZE, Texts
 
-        return read_plan(file, partial(built, catalogue=Texts.catalogue), (SIZE, LOST), type(None))
+        return read_plan(file, partial(technique_from, catalogue=Texts.catalogue), (SIZE, LOST), type(None))
 
     def choose(self):
         room, cost = self.room()

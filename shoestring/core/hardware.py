@@ -19,7 +19,7 @@ class Hardware:
     memory: int = 0  # bytes of the device
     torch: str = ""  # build
     flops: float = 5e10  # operations per second of a float32 matrix product, all cores
-    disk: float = 5e8  # bytes per second, write then read back
+    disk: float = 5e8  # bytes per second, write then read back; 0: not described
     direct: float = 0.0  # the same without the page cache; 0: direct I/O is unavailable
     moving: float = 0.0  # core seconds per byte of that, with its checksum; 0: not measured yet
     fault: float = 6e-11  # seconds per byte of fresh memory in ordinary pages
@@ -56,6 +56,7 @@ def cluster(path: Path, devices: int) -> Hardware:
         memory=int(told.memory),
         flops=told.flops,
         bandwidth=told.bandwidth,
+        disk=told.disk,
         base=told.base,
         described=True,
         cores=1,

@@ -139,6 +139,7 @@ class Trait:
     CLIPS: Final = "clips"
     OWN_PROCESS: Final = "own process"
     ON_A_GPU: Final = "on a GPU"
+    NO_DISK: Final = "no disk is described"
     SPARSE_GRADIENTS: Final = "sparse gradients"
     COMPLEX_WEIGHTS: Final = "complex weights"
     NOT_RECOMPUTABLE: Final = "can't be recomputed"

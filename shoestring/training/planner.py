@@ -38,6 +38,8 @@ from shoestring.training.room import ROOM, TrainingRoom
 from shoestring.training.savings import useless_techniques, with_warning
 from shoestring.training.technique import TrainingTechnique as Technique
 
+HOPELESS = 2.0  # times the budget that a plan needs by the ledger: its rehearsal is left out
+
 T = TypeVar("T")
 
 
@@ -214,11 +216,8 @@ class Planner:
         assert budget.memory is not None, "the budget is at least the free memory"
         simplest: tuple[Technique, ...] = (TOGETHER,) if self.devices > 1 else ()
         apart = TOGETHER.refusal(ledger) if simplest else ""  # why workers can't each train a replica
-        plain = (
-            self.predictor.sketch(requested_candidate((), ledger))
-            if apart
-            else self.predictor.plan(requested_candidate(simplest, ledger))
-        )
+        one = requested_candidate(() if apart else simplest, ledger)
+        plain = self.predictor.sketch(one) if apart or self.is_hopeless(one, budget) else self.predictor.plan(one)
         if forced is not None:
             chosen = self.figures_of(ledger, forced) if forced != simplest or apart else plain
             fits = int(not budget.broken_limits(chosen.numbers()))
@@ -236,6 +235,11 @@ class Planner:
             self.predictor.limit = inf
         chosen = explain_cut(self.predictor.with_ranks(found.chosen), plain, budget.memory)
         return replace(found, chosen=chosen, seconds=self.seconds_so_far())
+
+    def is_hopeless(self, one: Combination, budget: Budget) -> bool:
+        """Whether a described device is so much too small for a plan that a rehearsal, which takes seconds for a large
+        model, would tell nothing new."""
+        return self.hardware.described and bool(budget.broken_limits(one.numbers(), HOPELESS))
 
     def budget(self, memory: int | None) -> Budget:
         """The memory for a process: what was asked for or is free, up to the limit of its address space."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxscript import opset21
 
-op: Any = opset21  # its stubs want one dtype, and an index has the one that the caller gives
+op: Any = opset21  # its operators are typed for single tensor types, not for any of them
 
 
 def embedding(
