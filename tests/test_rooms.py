@@ -21,7 +21,8 @@ ROOT = Path(shoestring.__file__).parent
 SHARED = ("core", "measure", "numerics", "planning", "runs", "processes", "web", "show", "commands", "jobfile.py")
 # What tells a room: stems of its name in words and identifiers, and its package in imports and strings
 NAMES = re.compile(
-    r"federat\w*|compress\w*|distil\w*|\bTrain(?:Task|Result)\b|shoestring[./](?:training|federated|compression)",
+    r"federat\w*|compress\w*|distil\w*|\b(?:Train|Serv(?:e|ing))(?:Task|Result|Plan|Run|Command)\b|"
+    r"shoestring[./](?:training|federated|compression|serving)",
     re.IGNORECASE,
 )
 CALLS = r"zlib\.\w+|\.decompress\("  # of the library of that name

@@ -22,6 +22,7 @@ from shoestring.show.page.drawing import BOTTOM, LEFT, RIGHT, TOP, Mark, Point, 
 MOST_POINTS, MOST_MARKS = 120, 6
 PREDICTED, MEASURED = attrgetter("predicted"), attrgetter("measured")
 NO_DAMAGE, HUGE = 1e-9, 1e18  # smaller damages are rounding of float32; larger figures are no sizes or damages
+STEP = 6.0  # length of the boxes along a line
 WIDE = 5.0  # ratio from which on the size axis is logarithmic
 LETTER, LINE = 9.0, 17.0  # size of the plot's labels, which are bold, on a phone, where they are largest
 NEAR = (
@@ -273,10 +274,10 @@ def is_free(box: Box, others: Sequence[Box]) -> bool:
     )
 
 
-def along_line(points: Sequence[Point], step: float = 6.0) -> Iterator[Box]:
+def along_line(points: Sequence[Point]) -> Iterator[Box]:
     """A line through points as small boxes."""
     for (x, y), (right, down) in pairwise(points):
-        count = ceil(max(abs(right - x), abs(down - y)) / step) or 1
+        count = ceil(max(abs(right - x), abs(down - y)) / STEP) or 1
         for place in range(count + 1):
             at, low = x + (right - x) * place / count, y + (down - y) * place / count
             yield at - 1, low - 1, at + 1, low + 1

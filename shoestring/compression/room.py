@@ -231,17 +231,13 @@ def compress_model(
 
 
 def plan_compression(
-    cost: ModelCost,
-    original: nn.Module,
-    checked: Sequence[Batch],
-    use: Sequence[str | CompressTechnique] | None = None,
-    catalogue: Sequence[type[CompressTechnique]] = CATALOGUE,
+    cost: ModelCost, original: nn.Module, checked: Sequence[Batch], use: Sequence[str | CompressTechnique] | None = None
 ) -> CompressOutcome:
     """The best plan within the budget, or exactly the requested techniques. Raises OverBudget with the nearest plan."""
-    room = CompressRoom(cost, checked, original, catalogue)
+    room = CompressRoom(cost, checked, original, CATALOGUE)
     plain = room.confirm(requested_candidate((), cost))
     techniques = None
     if use is not None:
-        techniques = in_order(parse_technique(one, catalogue) if isinstance(one, str) else one for one in use)
+        techniques = in_order(parse_technique(one, CATALOGUE) if isinstance(one, str) else one for one in use)
         cost = replace(cost, forced=True)
     return best_or_asked(Chooser(room, cost), cost.wanted, plain, techniques)

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
@@ -101,10 +101,8 @@ class Prepared:
         )
 
 
-def prepare_federation(
-    job: Job, asked: FederateOptions, model: nn.Module | None = None, how: MethodChoice | None = None
-) -> Prepared:
-    """Everything but the plan. `model`: what to begin from instead of the job's own; `how`: how devices worked in the run that goes on."""
+def prepare_federation(job: Job, asked: FederateOptions, how: MethodChoice | None = None) -> Prepared:
+    """Everything but the plan. `how`: the method of the run that is resumed; it is chosen anew otherwise."""
     torch.set_num_threads(
         1
     )  # processes are what uses several cores, and sums of one thread are the same bits everywhere
@@ -115,7 +113,7 @@ def prepare_federation(
     rounds = ROUNDS if asked.rounds is None else asked.rounds
     if rounds < 1:
         raise Mistake(f"--rounds {rounds}: give 1 or more")
-    model = fresh_model(job) if model is None else model
+    model = fresh_model(job)
     layout, statistics = (
         layout_of(model),
         statistics_rule(asked.statistics or job.local.statistics, asked.epsilon is not None),

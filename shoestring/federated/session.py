@@ -55,11 +55,9 @@ def blaming_the_job() -> Iterator[None]:
 
 
 @blaming_the_job()
-def choose_plan(
-    job: Job, asked: FederateOptions, use: Sequence[str] | None, offers: AvailableTechniques | None = None
-) -> PlannedFederation:
+def choose_plan(job: Job, asked: FederateOptions, use: Sequence[str] | None) -> PlannedFederation:
     """The plan for these options."""
-    return plan_federation(prepare_federation(job, asked), asked.budget, use, offers)
+    return plan_federation(prepare_federation(job, asked), asked.budget, use)
 
 
 class Onlooker(NamedTuple):

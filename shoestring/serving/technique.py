@@ -85,7 +85,7 @@ class ServingCost:
         return percentile(waits(self.servers, self.evidence.lengths, rate), share)
 
     @cached_property
-    def known(self) -> Mapping[str, float]:
+    def known_figures(self) -> Mapping[str, float]:
         one, known = self.deployment, self.engine
         alone = self.servers.time.seconds([max(self.evidence.lengths)]) + self.servers.overhead
         return {
@@ -98,7 +98,7 @@ class ServingCost:
         }
 
     def numbers(self) -> Mapping[str, float]:
-        return self.known
+        return self.known_figures
 
 
 class ServingTechnique(Technique[Deployment, ServingCost], ABC):

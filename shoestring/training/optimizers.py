@@ -21,6 +21,7 @@ You, Gitman, Ginsburg: Large Batch Training of Convolutional Networks, 2017, arX
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
@@ -32,7 +33,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from shoestring.core.errors import Mistake
 
 
-class Layerwise(Optimizer):
+class Layerwise(Optimizer, ABC):
     """Base of optimizers that update every parameter on its own, with `move`."""
 
     def __init__(self, params: ParamsT, **settings: Any) -> None:
@@ -70,8 +71,9 @@ class Layerwise(Optimizer):
                 self.move(parameter, parameter.grad, group, 0.0 if spared else group["weight_decay"], spared)
         return loss
 
+    @abstractmethod
     def move(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], decay: float, spared: bool) -> None:
-        raise NotImplementedError
+        """Move a parameter against its gradient. `spared`: by the plain rule, without a trust ratio."""
 
 
 class Lamb(Layerwise):

@@ -10,7 +10,7 @@ from math import inf, prod
 
 from shoestring.core.budget import Budget
 from shoestring.core.coordinates import coordinates
-from shoestring.core.errors import Crashed, Mistake
+from shoestring.core.errors import Crashed, Mistake, reason_text
 from shoestring.core.job import interval
 from shoestring.core.ledger import Ledger
 from shoestring.core.ledger_parts import Trait
@@ -30,7 +30,7 @@ from shoestring.training.axes import kinds_of_workers, staging
 from shoestring.training.evidence.anchor import resident_bytes
 from shoestring.training.evidence.gather import Evidence
 from shoestring.training.evidence.held_out import looked_through, with_own
-from shoestring.training.evidence.rehearsals import Rehearsals, failure
+from shoestring.training.evidence.rehearsals import Rehearsals
 from shoestring.training.evidence.stage_trials import StagedTrials
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.group_technique import mesh_sizes, uniting
@@ -231,7 +231,7 @@ class Predictor:
         except Crashed as error:  # in a trial
             raise Mistake(str(error)) from error
         except Exception as error:
-            raise Mistake(f"it fails when it is rehearsed: {failure(error)}") from error
+            raise Mistake(f"it fails when it is rehearsed: {reason_text(error)}") from error
 
     def sketch(self, one: Combination) -> TrainingPlan:
         """A candidate with the ledger's figures only."""

@@ -55,8 +55,8 @@ def test_what_a_batch_costs_is_shared_by_its_requests() -> None:
 
 
 def test_weights_are_in_memory_once_and_replicas_each_with_their_own() -> None:
-    assert cost(Deployment(replicas=2)).known["process_bytes"] == 5000 + 1000 + 2 * 30
-    found = cost(Deployment("onnx-int8")).known
+    assert cost(Deployment(replicas=2)).known_figures["process_bytes"] == 5000 + 1000 + 2 * 30
+    found = cost(Deployment("onnx-int8")).known_figures
     assert (found["process_bytes"], found["size_bytes"], found["quality"]) == (5000 + 200 + 50, 150, 0.99)
 
 
@@ -64,16 +64,18 @@ def test_the_latency_is_told_at_the_rate_that_is_asked_for() -> None:
     assert cost(budget=Budget(throughput=7.0, latency=0.1)).rate == 7.0
     assert cost().rate == pytest.approx(USUAL_LOAD * 100)
     kept = cost(budget=Budget(latency=0.1))
-    assert kept.rate == kept.most_rate == kept.known["requests_per_second"] < 100
-    assert kept.known["latency_seconds"] <= 0.1
-    assert cost(budget=Budget(throughput=150.0, latency=0.1)).known["latency_seconds"] > 1, "the queue only grows"
+    assert kept.rate == kept.most_rate == kept.known_figures["requests_per_second"] < 100
+    assert kept.known_figures["latency_seconds"] <= 0.1
+    assert cost(budget=Budget(throughput=150.0, latency=0.1)).known_figures["latency_seconds"] > 1, (
+        "the queue only grows"
+    )
 
 
 def test_a_target_below_a_request_alone_has_no_rate_and_still_all_figures() -> None:
     found = cost(budget=Budget(latency=0.001), front=0.0005)
-    assert found.most_rate == found.rate == 0.0 and found.known["requests_per_second"] == 0.0
-    assert found.known["latency_seconds"] == pytest.approx(0.0105), "a request alone, with the front"
-    assert all(map(isfinite, found.known.values()))
+    assert found.most_rate == found.rate == 0.0 and found.known_figures["requests_per_second"] == 0.0
+    assert found.known_figures["latency_seconds"] == pytest.approx(0.0105), "a request alone, with the front"
+    assert all(map(isfinite, found.known_figures.values()))
 
 
 @settings(max_examples=20)

@@ -76,14 +76,16 @@ def exit_job(
     head: MakeHead | None = None,
     measure: str = "probability",
 ) -> Job:
-    """A job that trains heads after these numbers of blocks, with or without the trunk; its model returns `AllExits`,
-    and has `.early(...)`.
+    """A job that trains heads after these numbers of blocks; its model returns `AllExits`, and has `.early(...)`.
 
-    weights weight of each exit's loss (default 1); `end_weight`: of the model's own loss, train="all" only distil exits
-    are trained towards the model's own output, without labels head makes a head from the hidden state's shape and the
-    number of classes (default: `usual_head`) If the job uses the loss of a transformers model, exits use cross entropy
-    with the batch's labels. Metrics are the job's, for the end and, with `_exit_2` after their name, for each exit. One
-    batch is run through the model now, to find shapes.
+        train       "all": heads and trunk; "heads": the trunk stays as it is
+        weights     of each exit's loss (default 1); `end_weight` of the model's own loss, with train="all" only
+        distil      exits are trained towards the model's own output, without labels
+        head        makes a head from the hidden state's shape and the number of classes (default: `usual_head`)
+
+    If the job uses the loss of a transformers model, exits use cross entropy with the batch's labels. Metrics are the
+    job's: for the end, and for each exit with `_exit_2` and the like after their name. One batch is run through the
+    model now, to find shapes.
     """
     if train not in ("all", "heads"):
         raise Mistake(f'train={train!r}: give "all" (trunk and heads) or "heads" (the trunk stays as it is)')

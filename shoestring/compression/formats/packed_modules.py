@@ -11,7 +11,7 @@ which torch references elsewhere, are decoded for the duration of each call.
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -140,34 +140,24 @@ def formats_of(model: nn.Module) -> dict[str, WeightFormat]:
     return found
 
 
-def decode_weights(model: nn.Module, names: Iterable[str] | None = None) -> nn.Module:
+def decode_weights(model: nn.Module) -> nn.Module:
     """Replace packed weights by ordinary parameters, in place: the model is as fast and as large in memory as
     before."""
-    wanted = None if names is None else set(names)
     weights: dict[int, nn.Parameter] = {}
-    for prefix, module in list(model.named_modules()):
+    for module in list(model.modules()):
         forms = {
             name: child
             for name, child in module.named_children()
             if isinstance(child, WeightFormat) and name.endswith(SUFFIX)
         }
-        chosen = {
-            name: form
-            for name, form in forms.items()
-            if wanted is None or f"{prefix}.{name}".lstrip(".").removesuffix(SUFFIX) in wanted
-        }
-        if not chosen:
+        if not forms:
             continue
-        kind, left = (
-            vars(type(module))["original_class"],
-            tuple(sorted(name.removesuffix(SUFFIX) for name in forms if name not in chosen)),
-        )
-        module.__class__ = packed_class(kind, left) if left else kind
-        for name, form in chosen.items():
+        module.__class__ = vars(type(module))["original_class"]
+        for name, form in forms.items():
             delattr(module, name)
             value = weights.setdefault(id(form), nn.Parameter(form.dense(), requires_grad=False))
             module.register_parameter(name.removesuffix(SUFFIX), value)
-        if isinstance(module, nn.RNNBase) and not left:
+        if isinstance(module, nn.RNNBase):
             collect_recurrent(module)
     return model
 

@@ -14,16 +14,7 @@ from torch import Tensor, nn
 from shoestring.compression.onnx.check import session
 from shoestring.compression.onnx.export import reason
 from shoestring.core.errors import Mistake
-
-
-class GraphOutputs(dict[str, Tensor]):
-    """Outputs by name, also as attributes, as those of transformers models."""
-
-    def __getattr__(self, name: str) -> Tensor:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the ONNX file has no output {name}, it has {', '.join(self)}") from None
+from shoestring.core.named_outputs import NamedOutputs
 
 
 class OnnxCall(nn.Module):
@@ -49,7 +40,7 @@ class OnnxCall(nn.Module):
         feed = self.feed(args, named)
         found = self.in_pieces(feed) if self.rows else self.compute(feed)
         if named:
-            return GraphOutputs(found)
+            return NamedOutputs(found)
         return tuple(found.values()) if len(found) > 1 else next(iter(found.values()))
 
     def feed(self, args: Sequence[Tensor], named: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -94,10 +94,10 @@ def mask_units(model: nn.Module, cuts: Sequence[UnitCut]) -> nn.Module:
     return result
 
 
-def perturb_weights(model: nn.Module, seed: int = 0) -> nn.Module:
+def perturb_weights(model: nn.Module) -> nn.Module:
     """A copy in eval mode with slightly perturbed weights, none of which is zero."""
     result = copy.deepcopy(model).eval()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in result.parameters():
             if weight.is_floating_point():

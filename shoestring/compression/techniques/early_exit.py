@@ -40,10 +40,6 @@ class EarlyExit(Restructure):
     (exits/thresholds.py: learn then test). Xin et al. 2020, DeeBERT, arXiv 2004.12993; Angelopoulos et al. 2021, Learn
     then Test, arXiv 2110.01052.
 
-    every blocks from one exit to the next loss share of samples that may get another class than from the whole model:
-    0.005 is half a point delta largest probability that the true loss is higher; 0: the limit only holds for the
-    held-out samples themselves measure of confidence: probability, entropy or margin steps training steps of the heads
-
     It makes a classifier faster if most samples are easy, and larger by its heads. Measured on Fashion-MNIST with heads
     that were trained with the model: half a point allowed, 2.4 times as fast in batches of 32 with 0.99 points lost on
     other data; with delta=0.1 1.8 times with 0.06 (benchmarks/compress/README.md). With few held-out samples, the loss
@@ -54,11 +50,13 @@ class EarlyExit(Restructure):
     Not for: outputs other than classes, samples that are all equally hard, or ONNX files.
     """
 
-    every: int = 1
-    loss: float = 0.005
-    delta: float = 0.0
-    measure: str = "probability"
-    steps: int = 200
+    every: int = 1  # blocks from one exit to the next
+    loss: float = 0.005  # share of samples that may get another class than from the whole model
+    delta: float = (
+        0.0  # largest probability that the true loss is higher; 0: the limit holds for the held-out samples only
+    )
+    measure: str = "probability"  # of confidence: probability, entropy or margin
+    steps: int = 200  # training steps of the heads
     why: ClassVar[str] = "samples that are easy leave after some blocks"
     order: ClassVar[int] = STRUCTURE + 5  # applied to a model that was pruned already
 

@@ -26,17 +26,16 @@ class Sparsify(DeriveModel):
     unknown), or random ones drawn from a seed. The other numbers are stored behind a bitmap of one bit per number; a
     random mask is stored as its seed.
 
-    share fraction of the numbers that become zero by magnitude, or random: the baseline To prune weights during
-    training, see docs/sparse.md.
+    To prune weights during training, see docs/sparse.md.
 
     Costs: a bit for every number, and time: packed weights are decoded in every call.
 
     Not for: speed: below very high shares of zeros, a CPU multiplies dense matrices faster.
     """
 
-    share: float = 0.5
-    by: str = "magnitude"
-    seed: int = 0
+    share: float = 0.5  # fraction of the numbers that become zero
+    by: str = "magnitude"  # or "random": the baseline
+    seed: int = 0  # of the random numbers
     why: ClassVar[str] = "zeros take a bit"
     seam: ClassVar[str] = "zeros"
     order: ClassVar[int] = ZEROS

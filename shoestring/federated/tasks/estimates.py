@@ -141,26 +141,26 @@ class Difference(NamedTuple):
     p: Floats  # p value of no difference
 
 
-def paired_difference(found: Means, level: float = LEVEL) -> Difference:
+def paired_difference(found: Means) -> Difference:
     """The difference if the same devices measured both; the columns are a and d = b - a."""
     a, d = found.mean[..., 0], found.mean[..., 1]
-    return difference(a, d, found.cov[..., 0, 0], found.cov[..., 0, 1], found.cov[..., 1, 1], found.df, level)
+    return difference(a, d, found.cov[..., 0, 0], found.cov[..., 0, 1], found.cov[..., 1, 1], found.df)
 
 
-def independent_difference(first: Means, second: Means, level: float = LEVEL) -> Difference:
+def independent_difference(first: Means, second: Means) -> Difference:
     """The difference if other devices measured b, from the first column of each sample."""
     a, b, va, vb = first.mean[..., 0], second.mean[..., 0], first.cov[..., 0, 0], second.cov[..., 0, 0]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(a != 0, b / a, 1.0)
         x, y = vb, ratio**2 * va
         df = np.where(x + y > 0, (x + y) ** 2 / (x**2 / second.df + y**2 / first.df), first.df + second.df)
-    return difference(a, b - a, va, -va, va + vb, df, level)
+    return difference(a, b - a, va, -va, va + vb, df)
 
 
-def difference(a: Floats, d: Floats, vaa: Floats, vad: Floats, vdd: Floats, df: Floats, level: float) -> Difference:
+def difference(a: Floats, d: Floats, vaa: Floats, vad: Floats, vdd: Floats, df: Floats) -> Difference:
     sign = np.where(a < 0, -1.0, 1.0)  # percentages of |a|
     size, vad = sign * a, sign * vad
-    t = np.vectorize(lambda one: quantile(level, float(one)) if one > 0 else np.nan, otypes=[float])(df)
+    t = np.vectorize(lambda one: quantile(LEVEL, float(one)) if one > 0 else np.nan, otypes=[float])(df)
     error = np.sqrt(np.maximum(vdd, 0.0))
     with np.errstate(divide="ignore", invalid="ignore"):
         square, middle, rest = size**2 - t**2 * vaa, d * size - t**2 * vad, d**2 - t**2 * vdd

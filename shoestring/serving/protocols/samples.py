@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
+from shoestring.core.named_outputs import NamedOutputs
 from shoestring.serving.sample import Sample, Signature, TensorForm, Tensors
 
 ALONE = "output"  # name of the output of a model that gives one tensor
@@ -16,19 +17,6 @@ ALONE = "output"  # name of the output of a model that gives one tensor
 
 class EmptySample(ValueError):
     """A sample without a position: of an empty text, or of no audio."""
-
-
-class NamedOutputs(dict[str, Tensor]):
-    """A model's outputs, as `output["logits"]`, `output.logits` or `output[0]`."""
-
-    def __getattr__(self, name: str) -> Tensor:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the model gives no {name!r}; it gives {', '.join(self)}") from None
-
-    def __getitem__(self, name: str | int) -> Tensor:
-        return list(self.values())[name] if isinstance(name, int) else super().__getitem__(name)
 
 
 def as_output(tensors: Tensors) -> Any:

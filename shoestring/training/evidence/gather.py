@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from shoestring.core import random_state
+from shoestring.core.errors import reason_text
 from shoestring.core.ledger import Ledger
 from shoestring.core.ledger_parts import Findings, Trait
 from shoestring.core.mesh import on_one_axis
@@ -15,7 +16,7 @@ from shoestring.measure.tracker import Log
 from shoestring.training.evidence.anchor import why_not_again
 from shoestring.training.evidence.pieces import try_in_pieces
 from shoestring.training.evidence.real_steps import needs_of, real_steps
-from shoestring.training.evidence.rehearsals import Rehearsals, failure
+from shoestring.training.evidence.rehearsals import Rehearsals
 from shoestring.training.evidence.step import Anchor, first_batch, plain_ledger, unsplittable
 from shoestring.training.evidence.tasks import PiecesTask
 from shoestring.training.group_technique import uniting
@@ -100,7 +101,9 @@ def gather_evidence(
         try:
             log, part = logs_under(rehearsals, variant, half is not None, steps.failed.get(variant.key, ""))
         except Exception as error:
-            traits.note(f"no {variant.computes_in}", str(error) if isinstance(error, VariantFailed) else failure(error))
+            traits.note(
+                f"no {variant.computes_in}", str(error) if isinstance(error, VariantFailed) else reason_text(error)
+            )
             continue
         by_precision[variant.key] = plain_ledger(job, log, part, hardware, steps.anchors.get(variant.key), traits.found)
     ledger = replace(
@@ -139,7 +142,7 @@ def half_of_the_batch(rehearsals: Rehearsals, traits: Traits) -> Log | None:
         try:
             return rehearsals.half_log()
         except Exception as error:
-            traits.note(Trait.UNSPLITTABLE, f"half of the batch can't be trained on: {failure(error)}")
+            traits.note(Trait.UNSPLITTABLE, f"half of the batch can't be trained on: {reason_text(error)}")
     return None
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from shoestring.core import random_state
 from shoestring.core.codec import to_json
-from shoestring.core.errors import Mistake, error_sentence, first_line, reason_text
+from shoestring.core.errors import Mistake, error_sentence, first_line
 from shoestring.core.foreign import copy_module
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
@@ -219,8 +219,3 @@ class Rehearsals:
 def position_of(mesh: Mesh) -> Position:
     """A worker's position, for a process that makes its mesh again from its techniques."""
     return Position(mesh.link.rank, mesh.world, mesh.link.same_machine, mesh.sizes.get("stage", 1), mesh.link.speeds)
-
-
-def failure(error: BaseException) -> str:
-    """An error as one line."""
-    return reason_text(error)
