@@ -92,14 +92,13 @@ __all__ = [
     "all_gather",
     "arguments_of",
     "bit_generator",
-    "convolved_by_onednn",
     "dense_parts",
     "has_backward_hooks",
     "has_forward_hooks",
     "has_gradient_hooks",
     "has_memory",
     "has_schedule",
-    "made_at",
+    "is_onednn_convolution",
     "memory_format",
     "next_node_number",
     "node_number",
@@ -110,6 +109,7 @@ __all__ = [
     "own_parameters",
     "resize_storage",
     "results_of",
+    "sequence_number",
     "step_hooks",
     "storage_address",
     "storage_id",
@@ -186,17 +186,17 @@ def node_number() -> int | None:
     node: Any = torch._C._current_autograd_node()
     if node is None:
         return None
-    number = made_at(node)
+    number = sequence_number(node)
     return None if number < 0 or number >= 2**62 else number
 
 
-def made_at(node: Any) -> int:
+def sequence_number(node: Any) -> int:
     """The sequence number of an autograd node: rises within a thread as nodes are made. Leaves' nodes have a huge one,
     or -1."""
     return int(node._sequence_nr())
 
 
-def convolved_by_onednn(*convolution: Any) -> bool:
+def is_onednn_convolution(*convolution: Any) -> bool:
     """Whether oneDNN computes a convolution, given torch.convolution's arguments and the bias's shape. Of torch's two
     names for it, Python does not know the one for transposed convolutions; it follows the other."""
     torch_c: Any = torch._C

@@ -127,7 +127,7 @@ Gradients = list[list[Tensor | None]]  # [step][weight]
 History = list[list[Tensor]]  # [step][weight]: every weight before the first step and after each
 
 
-def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> Stepping:
+def try_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> Stepping:
     """How the job's optimizer step can be divided. `optimizer` is the model's; others like it are made for the
     trial."""
     if shared := weights_in_one_place(model):
@@ -318,7 +318,7 @@ class SteppingTrial:
         found[1][next(number for number, one in enumerate(found[1]) if one is not None)] = None
         return found
 
-    def copied_gradient(self, gradient: Tensor | None) -> Tensor | None:
+    def copy_gradient(self, gradient: Tensor | None) -> Tensor | None:
         """A gradient as it is given to a weight: a copy, because optimizers may change it."""
         return (
             None if gradient is None else gradient.to_sparse(1) if self.sparse and gradient.dim() else gradient.clone()
@@ -334,7 +334,7 @@ class SteppingTrial:
         found = [now(weights)]
         for step in gradients:
             for weight, gradient in zip(weights, step, strict=True):
-                weight.grad = self.copied_gradient(gradient)
+                weight.grad = self.copy_gradient(gradient)
             optimizer.step()
             found.append(now(weights))
         return found, not torch.equal(before, torch.get_rng_state())
@@ -349,11 +349,11 @@ class SteppingTrial:
         for step in gradients:
             pairs = list(zip(weights, step, strict=True))
             for weight, gradient in pairs:
-                weight.grad = None if freed else self.copied_gradient(gradient)
+                weight.grad = None if freed else self.copy_gradient(gradient)
             for weight, gradient in reversed(pairs) if freed else pairs:
                 if gradient is None or id(weight) not in group_of:
                     continue
-                weight.grad = self.copied_gradient(gradient)
+                weight.grad = self.copy_gradient(gradient)
                 with torch.no_grad(), only(optimizer, weight, group_of[id(weight)]):
                     optimizer.step()
                 weight.grad = None if freed else weight.grad
@@ -372,7 +372,7 @@ class SteppingTrial:
                 group["params"] = [one for one in group["params"] if id(one) in mine]
             for step in gradients:
                 for weight, gradient in zip(weights[begin:end], step[begin:end], strict=True):
-                    weight.grad = self.copied_gradient(gradient)
+                    weight.grad = self.copy_gradient(gradient)
                 if mine:
                     optimizer.step()
                 own.append(now(weights[begin:end]))

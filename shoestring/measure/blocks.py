@@ -2,10 +2,9 @@
 
 A block is an element of a ModuleList or Sequential in which classes repeat; without one, the children of the model (or
 of its only child) are its blocks. Blocks do not nest: an outer repetition wins over an inner one, unless the elements
-of the outer one differ much in size:
-those are stages, as in a ResNet, and the blocks are inside them.
-A block is a module that can be called. An element that can't (a list of attention and MLP) only holds modules: those
-are the blocks. A TorchScript module is none, because torch lets nobody replace its forward or hook into it.
+of the outer one differ much in size. Such elements are stages, as in a ResNet, and the blocks are inside them. A block
+is a module that can be called. An element that can't (a list of attention and MLP) only holds modules: those are the
+blocks. A TorchScript module is none, because torch lets nobody replace its forward or hook into it.
 """
 
 from __future__ import annotations

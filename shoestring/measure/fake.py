@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.foreign import copied_module
+from shoestring.core.foreign import copy_module
 from shoestring.core.missing import grouped_mm
 from shoestring.core.private import (
     CTC_LOSSES,
@@ -207,7 +207,7 @@ class Stage(DispatchMode):
 
     def copy(self, model: nn.Module) -> nn.Module:
         """A copy of a real model with fake weights; the model itself is not changed."""
-        return copied_module(model, {id(parameter): self.weight(parameter) for parameter in model.parameters()})
+        return copy_module(model, {id(parameter): self.weight(parameter) for parameter in model.parameters()})
 
     def weight(self, parameter: nn.Parameter) -> nn.Parameter:
         if parameter.device.type == "meta":  # constructed there, to become real elsewhere

@@ -1,4 +1,4 @@
-"""Shared by techniques that intercept a model's code: replace a module's forward temporarily, and refuse missing
+"""For techniques that intercept a model's code: replace a module's forward temporarily, and refuse missing
 weights."""
 
 from __future__ import annotations

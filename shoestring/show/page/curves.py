@@ -139,7 +139,7 @@ def norms(report: Report) -> Markup:
     line = step_line(report, report.curves.norms, "gradient norm", "backward")
     known, note = numbers(line.y), ""
     if known:
-        note = f"Global norm before clipping: {loss_text(known[-1])} at the last step, at most {loss_text(max(known))}."
+        note = f"Global norm before clipping: {loss_text(known[-1])} at the last {step_word(report)}, at most {loss_text(max(known))}."
     return step_chart(report, "norm", "Gradient norm", note, line, rows="norm")
 
 

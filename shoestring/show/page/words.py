@@ -14,7 +14,7 @@ from shoestring.runs import time_left
 from shoestring.runs.event import Begun, Validated, Warned
 from shoestring.runs.report import Report
 from shoestring.show.page.render import NONE, escape_cut
-from shoestring.show.page.room_page import page_of, said_by_room
+from shoestring.show.page.room_page import ask_room, page_of
 
 STATES = {
     "planning": "Planning",
@@ -63,7 +63,7 @@ def verb_of(report: Report) -> Verb:
 
 def flags_of(report: Report) -> Mapping[str, object]:
     """The job's arguments and the room's options."""
-    return {**report.arguments, **dict(said_by_room(report, lambda room: room.flags(report.of_room).items()))}
+    return {**report.arguments, **dict(ask_room(report, lambda room: room.flags(report.of_room).items()))}
 
 
 def short(value: float) -> str:
@@ -149,9 +149,9 @@ def job_text(report: Report) -> Markup:
 
     >>> from shoestring.runs.request import Request
     >>> str(job_text(Report(request=Request(job="jobs/gpt.py")))), str(job_text(Report()))
-    ('gpt', 'training run')
+    ('gpt', 'run')
     """
-    return escape_cut(report.job or report.path.name or "training run", 80)
+    return escape_cut(report.job or report.path.name or "run", 80)
 
 
 def step_seconds(report: Report) -> float | None:

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch, map_leaves
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.private import FakeTensor, own_buffers, own_parameters
 from shoestring.core.run import Run
@@ -98,9 +97,6 @@ class Precision(TrainingTechnique):
             reason = ledger.findings.reasons.get(broken)
             return here if reason is None else f"the model can't compute in {self.dtype}: {reason}"
         return deadly(self.dtype) if ledger.has(f"{self.dtype} is deadly here") else ""
-
-    def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.CHANGED
 
     def drift(self, ledger: Ledger) -> float:
         return 0.1 if self.weights == "bf16" else 0.05 if self.dtype == "bf16" else 0.03
