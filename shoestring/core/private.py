@@ -237,6 +237,19 @@ def extent(tensor: Tensor) -> tuple[int, int]:
     return first, first + int(reach + 1) * width * bool(tensor.numel())
 
 
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether a tensor is inside of a torch.func transform (vmap, grad), where it has no storage."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def saves_by_own_hooks() -> bool:
+    """Whether hooks of the user (torch.autograd.graph.saved_tensors_hooks) change what autograd saves now. Those of
+    torch and ours give back what they were given."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    package = "" if hooks is None else str(getattr(hooks[0], "__module__", "")).partition(".")[0]
+    return hooks is not None and package not in ("torch", "shoestring")
+
+
 def write_count(tensor: Tensor) -> int:
     """How often a tensor, or a view of it, was written to in place; writes through `.data` are not counted."""
     return tensor._version

@@ -6,6 +6,9 @@ only if the loss is a mean over samples and samples do not interact: not with co
 weights initialised from the first batch. This can't be read off a model, so it is tried: two models from the same seed,
 one given the batch, the other its two halves, twice over, so that state left by a forward shows in the next.
 
+A model that looks at numbers (`if x.mean() > 0`) may take the same way in the batch and in its halves by luck, so it is
+also given its samples in smaller pieces, which differ more.
+
 Randomness must not decide: every random number is replaced by the same constant (a coin shows its likelier side, a
 permutation is a reversal), so a sample gets the same wherever it stands in a batch. Numbers drawn by Python or NumPy
 can't be replaced.
@@ -29,7 +32,7 @@ from shoestring.core.errors import Mistake, error_sentence
 from shoestring.core.job import Job
 from shoestring.core.ledger_parts import Trait
 from shoestring.core.mesh import on_one_axis
-from shoestring.core.private import DispatchMode, arguments_of, has_gradient_hooks, operation_of
+from shoestring.core.private import READ_NUMBER, DispatchMode, arguments_of, has_gradient_hooks, operation_of
 from shoestring.core.run import weighted_loss
 from shoestring.measure.tracker import really_draws
 from shoestring.training.evidence.rehearse import build_run
@@ -40,6 +43,7 @@ from shoestring.training.technique import TrainingTechnique as Technique
 ROUNDS = 2
 QUICK = 0.5  # seconds: if a step takes longer, the trial uses a few samples, FEW or a little more
 FEW = 4
+SMALL_PIECES = 8  # into so many pieces comes the batch of a model that looks at numbers
 TOLERANCE = {
     torch.float64: 1e-8,
     torch.float32: 1e-4,
@@ -78,6 +82,7 @@ class PassOutputs:
     outside: str  # the generator whose numbers could not be replaced
     changed: bool = False  # whether a forward has changed a weight or a buffer (`Embedding(max_norm=)`, a count)
     hooked: bool = False  # whether hooks run with gradients of weights
+    looked: bool = False  # whether the forward or loss has looked at a number in a tensor
 
 
 def try_in_pieces(
@@ -117,13 +122,30 @@ def try_in_pieces(
             return {"not tried": told} if small else {Trait.UNSPLITTABLE: told}
         found = differing_traits(once, apart)
         reason = ""
-        if not found and once.changed:  # in both halves one after the other, as in the batch; but workers see one each
+        if not found and once.looked and not once.outside:
+            reason = difference_in_small_pieces(once, job, lambda parts: run_passes(alone, used, make(), parts), batch)
+        if (
+            not found and not reason and once.changed
+        ):  # in both halves one after the other, as in the batch; but workers see one each
             parts = [run_passes(alone, used, make(), [one]) for one in zip(halves, shares, strict=True)]
             reason = difference_of_state(*parts)
             reason = reason and f"{reason} with each part of a batch, and workers see a part each"
         if not found and not reason and once.hooked:
             reason = difference_by_size(once, run_passes(alone, used, make(), [(batch, LARGE)]))
     return found or ({Trait.MIXES_SAMPLES: reason} if reason else {})
+
+
+def difference_in_small_pieces(
+    once: PassOutputs, job: Job, passes: Callable[[list[tuple[Batch, float]]], PassOutputs], batch: Batch
+) -> str:
+    """What differs when a batch comes in pieces of few samples; empty if nothing, or if a model can't take so few."""
+    try:
+        pieces = job.pieces(batch, min(job.count(batch), SMALL_PIECES))
+        parts = passes([(one, float(job.weight(one)) / float(job.weight(batch))) for one in pieces])
+    except Exception:
+        return ""
+    reason = difference(once, parts, len(pieces))
+    return reason and f"the model looks at numbers of a batch, and {reason}"
 
 
 def difference_by_size(once: PassOutputs, large: PassOutputs) -> str:
@@ -145,14 +167,16 @@ def run_passes(
     model.zero_grad(set_to_none=True)
     run = build_run(job, techniques, model)
     state = [(value, fingerprint(value)) for value in (*model.parameters(), *model.buffers())]
-    losses, scale, outside = [], 0.0, set[str]()
+    losses, scale, outside, looked = [], 0.0, set[str](), False
     for _ in range(ROUNDS):
         found = []
         for piece, share in pieces:
             random_state.seed(job.seed)  # so that a number drawn once per forward is the same in all of them
             before = generator_states()
             with ConstantDraws() as calm:
-                found.append(float(run.gradients(replace(run, loss=scale_loss(run.loss, share)), piece)))
+                loss = run.gradients(replace(run, loss=scale_loss(run.loss, share)), piece)
+            found.append(float(loss))
+            looked |= calm.looked
             outside |= calm.left | ({"Python or NumPy"} if generator_states() != before else set())
         losses.append(sum(found))
         scale += sum(map(abs, found))
@@ -165,6 +189,7 @@ def run_passes(
         " and ".join(sorted(outside)),
         not all(matches(before, value) for value, before in state),
         any(map(has_gradient_hooks, model.parameters())),
+        looked,
     )
 
 
@@ -183,14 +208,14 @@ def differing_traits(once: PassOutputs, apart: PassOutputs) -> dict[str, str]:
     return {Trait.MIXES_SAMPLES: reason} if reason else {}
 
 
-def difference(once: PassOutputs, apart: PassOutputs) -> str:
+def difference(once: PassOutputs, apart: PassOutputs, count: int = 2) -> str:
     """A difference larger than rounding; empty if there is none."""
     if reason := difference_of_state(once, apart):
-        return f"{reason} when the batch comes in two pieces"
+        return f"{reason} when the batch comes in {count} pieces"
     tolerance = tolerance_of(once)
     for whole, parts in zip(once.losses, apart.losses, strict=True):
         if abs(whole - parts) > tolerance * max(once.scale, apart.scale):
-            return f"the loss of a batch is not the mean of its pieces' losses: {whole:.6g} at once, {parts:.6g} in two pieces"
+            return f"the loss of a batch is not the mean of its pieces' losses: {whole:.6g} at once, {parts:.6g} in {count} pieces"
     squares = {name: float(value.to_dense().abs().double().square().sum()) for name, value in once.gradients.items()}
     apart_by = sum(
         float((value.to_dense() - apart.gradients[name].to_dense()).abs().double().square().sum())
@@ -241,9 +266,11 @@ class ConstantDraws(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.left: set[str] = set()  # random operations that could not be replaced
+        self.looked = False  # whether a number was taken out of a tensor
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.looked |= func is READ_NUMBER
         drawn = torch.Tag.nondeterministic_seeded in func.tags and really_draws(func, args, kwargs)
         if not drawn:
             return func(*args, **kwargs)

@@ -25,7 +25,14 @@ from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.foreign import attributes_of, container_kind, items_of, slots_of
-from shoestring.core.private import bit_generator, own_buffers, write_count
+from shoestring.core.private import (
+    bit_generator,
+    is_transformed,
+    own_buffers,
+    saves_by_own_hooks,
+    tree_leaves,
+    write_count,
+)
 from shoestring.measure.fake import unseen_writes
 from shoestring.training.memory.fingerprint import fingerprint, matches
 
@@ -39,6 +46,20 @@ CHANGE_TOO_LARGE = (
     "a block changes the tensor {name!r} in place, which at {bytes:,} bytes is too large to copy before every call, so it "
     "can't be recomputed: keep it as a buffer, or use a plan without Checkpoint and OffloadModel"
 )
+
+
+def check_saving(technique: str, given: Any) -> None:
+    """Refuse to replace what autograd saves of a block where the block is called in a way that does not allow it."""
+    if saves_by_own_hooks():
+        raise Mistake(
+            f"the model changes what autograd saves (torch.autograd.graph.saved_tensors_hooks), and {technique} would replace its hooks "
+            f"by others: use a plan without {technique}"
+        )
+    if any(isinstance(leaf, Tensor) and is_transformed(leaf) for leaf in tree_leaves(given)):
+        raise Mistake(
+            f"the model calls its blocks in a transform of torch.func (vmap or grad), where {technique} can't replace what "
+            f"autograd saves: use a plan without {technique}"
+        )
 
 
 class Frozen(Protocol):

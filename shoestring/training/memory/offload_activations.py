@@ -35,6 +35,7 @@ from shoestring.core.private import FakeTensor, storage_id, storage_id_of, write
 from shoestring.core.run import Run
 from shoestring.core.run_state import MovesBytes, RunState
 from shoestring.measure.interception import patch_forwards
+from shoestring.training.memory.block_state import check_saving
 from shoestring.training.technique import TrainingTechnique
 
 SMALL = 1 << 14  # bytes: smaller tensors stay in memory
@@ -157,6 +158,7 @@ class ActivationFile(RunState, MovesBytes):
         def spilling(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
+            check_saving("OffloadActivations", (args, kwargs))
             self.blocks.append([])
             number = len(self.blocks) - 1
             with saved_tensors_hooks(lambda tensor: self.pack(tensor, number), self.unpack):

@@ -37,7 +37,7 @@ from shoestring.core.private import storage_id_of, tree_flatten, tree_leaves, tr
 from shoestring.core.seams import repeats_user
 from shoestring.measure.calls import without_caches
 from shoestring.measure.interception import patch_forwards
-from shoestring.training.memory.block_state import BlockState, Frozen, version
+from shoestring.training.memory.block_state import BlockState, Frozen, check_saving, version
 from shoestring.training.memory.fingerprint import Fingerprint, fingerprint, matches
 
 Schedule = tuple[Any, ...]  # of block numbers and nested schedules
@@ -346,6 +346,7 @@ class BlockRecorder:
         def record_call(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
+            check_saving("Checkpoint and OffloadModel", (args, kwargs))
             args, kwargs = without_caches(args), {name: without_caches(value) for name, value in kwargs.items()}
             segment = self.enter(self.segment_of[number], number)
             assert segment is not None, "a block with a schedule is in a segment"

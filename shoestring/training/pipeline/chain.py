@@ -120,7 +120,8 @@ class ProbeWalk(Walk):
             whose = "a block" if leaf.maker < 0 else list(self.parts.blocks)[leaf.maker]
             raise Mistake(
                 f"{'in' if self.inside else 'after'} {self.name()} the model uses a tensor that {whose} gave in an object which "
-                f"nobody can look into, or left somewhere: let blocks return tensors, in tuples, lists and dicts"
+                f"nobody can look into, or left somewhere (hooks inside of blocks collect it, as for output_attentions=True in models of "
+                f"transformers): let blocks return tensors, in tuples, lists and dicts, or use a plan that does not cut the model"
             )
 
     def name(self) -> str:

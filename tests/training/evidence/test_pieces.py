@@ -129,6 +129,21 @@ class Masked(Clamped):
         self.scale.register_hook(lambda slope: slope * (torch.arange(WIDE) % 2))
 
 
+class Steered(nn.Module):
+    """Takes another way if the mean of its batch is negative; it is positive in both halves of the job's batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.detach().mean()) > -0.1 else 2 * x
+
+
+class Watchful(nn.Module):
+    """Looks at numbers, and computes the same whatever they are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert bool(x.isfinite().all()) and float(x.detach().mean()) < 1e9
+        return x
+
+
 def job(middle: type[nn.Module] = nn.Identity, **changes: Any) -> Job:
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(10, WIDE, generator=draw), torch.randint(4, (10,), generator=draw)
@@ -166,6 +181,7 @@ def tried(made: Job, small: bool = False) -> dict[str, str]:
         (job(Clamped), "a hook changes the gradient of the weight 2.scale, not in proportion"),
         (job(Counting), "the loss of a batch is not the mean of its pieces' losses"),
         (job(Mixup), "the loss of a batch is not the mean of its pieces' losses"),
+        (job(Steered), "the model looks at numbers of a batch, and the loss of a batch is not the mean of its pieces'"),
         (job(loss=contrastive), "the loss of a batch is not the mean of its pieces' losses"),
         (job(loss=summed), "the loss of a batch is not the mean of its pieces' losses"),
     ],
@@ -177,6 +193,7 @@ def tried(made: Job, small: bool = False) -> dict[str, str]:
         "clips",
         "counts its calls",
         "mixup",
+        "steered by the mean",
         "contrastive",
         "sum",
     ],
@@ -188,8 +205,11 @@ def test_what_depends_on_the_batch_is_found(made: Job, found: str) -> None:
 
 @pytest.mark.parametrize(
     "made",
-    [job(), job(Noisy), job(Masked), *map(listed, ("chain", "dropout chain", "gpt2", "llama", "vit", "t5"))],
-    ids=["plain", "all kinds of draws", "masks gradients", "chain", "dropout chain", "gpt2", "llama", "vit", "t5"],
+    [
+        *map(job, (nn.Identity, Noisy, Masked, Watchful)),
+        *map(listed, ("chain", "dropout chain", "gpt2", "llama", "vit", "t5", "mixtral")),
+    ],
+    ids=lambda made: type(made.model()).__name__,
 )
 def test_what_does_not_is_not_blamed_whatever_it_draws(made: Job) -> None:
     assert tried(made) == {}

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from shoestring import Job
+from shoestring import Job, Mistake
 from shoestring.data.feed import Feed
 from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.library import verify
 from shoestring.training.loop import steps
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.offload_activations import OffloadActivations
+from shoestring.training.technique import TrainingTechnique
 from tests.models import MODELS, job, seeded
 
 
@@ -31,6 +35,47 @@ def test_every_model_trains_to_the_same_bits_with_everything_computed_again(name
 @pytest.mark.parametrize("name", ["dropout chain", "u-net"])
 def test_nested_schedules_give_the_same_bits(name: str, schedule: str) -> None:
     assert verify(job(name), (Checkpoint(schedule=schedule),), 4)[0]
+
+
+class Called(nn.Module):
+    """Calls its blocks in a way that leaves nobody else a say in what autograd saves."""
+
+    def __init__(self, way: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.way = way
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = self.way(block, x)
+        return x
+
+
+def in_half(block: nn.Module, x: Tensor) -> Tensor:
+    with saved_tensors_hooks(torch.Tensor.half, torch.Tensor.float):
+        return block(x)  # type: ignore[no-any-return]
+
+
+def on_the_cpu(block: nn.Module, x: Tensor) -> Tensor:
+    with save_on_cpu():
+        return block(x)  # type: ignore[no-any-return]
+
+
+def mapped(block: nn.Module, x: Tensor) -> Tensor:
+    return torch.vmap(block)(x)
+
+
+@pytest.mark.parametrize("technique", [Checkpoint(every=1), OffloadActivations()], ids=str)
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [(in_half, "the model changes what autograd saves"), (mapped, "in a transform of torch.func"), (on_the_cpu, "")],
+)
+def test_what_autograd_saves_is_left_alone_where_the_model_decides_it(
+    technique: TrainingTechnique, way: Callable[[nn.Module, Tensor], Tensor], told: str
+) -> None:
+    made = Job(lambda: Called(way), [torch.ones(4, 8)] * 2, loss=lambda output, batch: output.square().mean(), steps=2)
+    with pytest.raises(Mistake, match=told) if told else nullcontext():
+        assert verify(made, (technique,), 2).same_bits
 
 
 def test_batch_norm_counts_every_batch_once() -> None:
