@@ -52,7 +52,7 @@ class Samples(torch.utils.data.Dataset[Any]):
 
 
 def net() -> nn.Module:
-    with random_state.kept():
+    with random_state.fork_rng():
         return made_net()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoestring.processes.named_job import Claim, digest_of, named_job
+from shoestring.processes.named_job import Claim, file_sha256, named_job
 
 JOB = """
 import torch, {module}
@@ -26,7 +26,7 @@ def claim(tmp_path: Path) -> Claim:
     module.write_text("SLOPE = 0.0\n")
     file = tmp_path / "train.py"
     file.write_text(JOB.format(module=module.stem))
-    return Claim(tmp_path / "run", str(file), digest_of(file), modules={module.name: digest_of(module)})
+    return Claim(tmp_path / "run", str(file), file_sha256(file), modules={module.name: file_sha256(module)})
 
 
 def notes(claim: Claim, file: str | Path) -> list[str]:

@@ -29,7 +29,7 @@ from shoestring.compression.formats.packed_modules import decode_weights, place_
 from shoestring.core.errors import Mistake
 from shoestring.core.files import draft_file, remove, sync
 from shoestring.core.regular import read_regular
-from shoestring.core.seal import Damaged, unsealed
+from shoestring.core.seal import Damaged, unseal
 from shoestring.core.units import bytes_text
 from shoestring.measure.process import memory_all
 from shoestring.processes.named_job import Claim
@@ -157,7 +157,7 @@ class PackedModel:
     def read_manifest(self) -> dict[str, Any]:
         path = self.folder / MANIFEST
         try:
-            about, ours = unsealed(read_regular(path))
+            about, ours = unseal(read_regular(path))
         except FileNotFoundError as error:
             if (self.folder / "checkpoints").exists():
                 raise Mistake(

@@ -22,8 +22,8 @@ from shoestring.show.page.curves import losses, metrics, norms, process, rates, 
 from shoestring.show.page.cut import stages
 from shoestring.show.page.document import document
 from shoestring.show.page.figures import blocks, comparison, parts
-from shoestring.show.page.render import compile_all, render, said
-from shoestring.show.page.room_page import page_of, pages, said_by_room
+from shoestring.show.page.render import compile_all, escape_cut, render
+from shoestring.show.page.room_page import ask_room, page_of, pages
 from shoestring.show.page.style import STYLE
 from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown_text
 from shoestring.show.page.top import title, top
@@ -55,14 +55,14 @@ def page(report: Report, more: Iterable[Section] = ()) -> str:
 
 def content(report: Report, more: Iterable[Section] = ()) -> Markup:
     """What stands inside <main>."""
-    for own in said_by_room(report, Markup, lambda room: [room.whole(report.of_room)]):
+    for own in ask_room(report, Markup, lambda room: [room.whole(report.of_room)]):
         return own
     rest = (section(report) for section in (*SECTIONS, *from_packages(), *more))
     first: list[str] = [body for body in (losses(report), *metrics(report)) if body]
     if len(first) % 2:
         first[0] = wide(first[0])
     elif first:
-        first[:2] = classed(first[0], "lead"), classed(first[1], "beside")
+        first[:2] = with_class(first[0], "lead"), with_class(first[1], "beside")
     sections = [
         *first,
         *of_room(report),
@@ -103,10 +103,10 @@ def prepare() -> None:
 
 
 def wide(section: str) -> str:
-    return classed(section, "wide")
+    return with_class(section, "wide")
 
 
-def classed(section: str, name: str) -> str:
+def with_class(section: str, name: str) -> str:
     return section.replace(Markup("<section>"), Markup(f'<section class="{name}">'), 1)
 
 
@@ -121,7 +121,7 @@ def from_packages() -> tuple[Section, ...]:
 def guarded_section(name: str, load: Callable[[], Section]) -> Section:
     """A section of another package; if it fails, its place shows the error."""
 
-    def drawn(report: Report) -> str:
+    def section(report: Report) -> str:
         try:
             found: object = load()(report)
             if isinstance(found, str):
@@ -131,11 +131,11 @@ def guarded_section(name: str, load: Callable[[], Section]) -> Section:
             why = failure_text(error)
         return failed_section(name, why)
 
-    return drawn
+    return section
 
 
 def failed_section(name: str, why: str) -> Markup:
-    return Markup("<section>\n<p>{}</p>\n</section>").format(said(f"{name} can't be shown: {why}"))
+    return Markup("<section>\n<p>{}</p>\n</section>").format(escape_cut(f"{name} can't be shown: {why}"))
 
 
 def failure_text(error: BaseException) -> str:

@@ -46,8 +46,8 @@ class RoomPage(Generic[P]):
     """Base class of a room's parts; the defaults add nothing. `own` is the value of `RoomPlugin.part`."""
 
     note: ClassVar[str] = (  # below the table of predicted and measured figures
-        "Highest memory at any moment, and the time of one step. The difference is that of what was measured from what was "
-        "predicted; plain is what is needed without any technique."
+        "Highest memory at any moment, and the time of one step. The difference is measured minus predicted; plain is what "
+        "is needed without any technique."
     )
     plain: ClassVar[str] = "Without techniques"  # what a run without any technique is called
     at_the_end: ClassVar[tuple[str, ...]] = ()  # its rows that are of the whole run: measured when it is over
@@ -98,7 +98,7 @@ def page_of(report: Report) -> RoomPage[Any]:
     return pages().get(report.room, PLAIN)
 
 
-def said_by_room(report: Report, kind: type[T], ask: Callable[[RoomPage[Any]], Iterable[T | None]]) -> list[T]:
+def ask_room(report: Report, kind: type[T], ask: Callable[[RoomPage[Any]], Iterable[T | None]]) -> list[T]:
     """What the room says when asked, without None; empty if that fails or anything is of another kind, so that no room
     breaks a page."""
     try:

@@ -19,8 +19,8 @@ import shoestring
 from shoestring.compression.formats.packed_folder import PackedModel
 from shoestring.compression.formats.packed_modules import decode_weights, formats_of, memory_of
 from shoestring.core.errors import Mistake
-from shoestring.core.seal import sealed, unsealed
-from shoestring.runs.modules import digest_of
+from shoestring.core.regular import file_sha256
+from shoestring.core.seal import seal, unseal
 from tests.compression.models import Tied, job_of
 
 
@@ -92,9 +92,9 @@ def lie(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     """Change a manifest and seal it again: only its contents are wrong."""
 
     def done(folder: Path) -> None:
-        about, _ = unsealed((folder / "manifest.json").read_bytes())
+        about, _ = unseal((folder / "manifest.json").read_bytes())
         change(about)
-        (folder / "manifest.json").write_bytes(sealed(about))
+        (folder / "manifest.json").write_bytes(seal(about))
 
     return done
 
@@ -159,7 +159,7 @@ def test_the_job_file_may_move_and_is_only_run_where_the_user_says_so(tmp_path: 
         shoestring.load(tmp_path / "small")
     module = Path(__file__).parents[1] / "models.py"
     claim = PackedModel(tmp_path / "small").claim
-    assert claim is not None and claim.modules["tests/compression/models.py"] == digest_of(module)
+    assert claim is not None and claim.modules["tests/compression/models.py"] == file_sha256(module)
     file.rename(tmp_path / "moved.py")
     assert torch.equal(shoestring.load(tmp_path / "small", job=tmp_path / "moved.py")(x), answer)
     assert torch.equal(shoestring.load(tmp_path / "small", job=tmp_path / "small" / "job.py")(x), answer)
