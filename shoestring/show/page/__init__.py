@@ -55,9 +55,8 @@ def page(report: Report, more: Iterable[Section] = ()) -> str:
 
 def content(report: Report, more: Iterable[Section] = ()) -> Markup:
     """What stands inside <main>."""
-    for own in ask_room(report, lambda room: [room.whole(report.of_room)]):
-        if own is not None:
-            return own
+    for own in ask_room(report, Markup, lambda room: [room.whole(report.of_room)]):
+        return own
     rest = (section(report) for section in (*SECTIONS, *from_packages(), *more))
     first: list[str] = [body for body in (losses(report), *metrics(report)) if body]
     if len(first) % 2:
@@ -79,11 +78,15 @@ def content(report: Report, more: Iterable[Section] = ()) -> Markup:
 
 def of_room(report: Report) -> list[str]:
     """The sections of the run's room."""
-    room = page_of(report)
+    room, found = page_of(report), []
     try:
-        return [body for body in room.sections(report.of_room, report) if body]
+        for body in room.sections(report.of_room, report):
+            if not isinstance(body, str):
+                raise TypeError(f"it gave a {type(body).__name__}, not text")
+            found.append(body)
     except (Exception, SystemExit) as error:
         return [failed_section(type(room).__name__, failure_text(error))]
+    return [body for body in found if body]
 
 
 def in_two_columns(sections: Iterable[str]) -> list[str]:

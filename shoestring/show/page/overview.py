@@ -105,7 +105,7 @@ def summary(report: Report, name: str) -> Summary:
         line if losses else None,
         counts=step_word(report),
         plans_memory=page_of(report).plans_memory,
-        of_room=tuple(ask_room(report, lambda room: room.cells(report.of_room))),
+        of_room=tuple(ask_room(report, RoomCell, lambda room: room.cells(report.of_room))),
     )
 
 
@@ -260,7 +260,7 @@ def curves(report: Report) -> str:
         ),
         ("learning rate", step_line(report, report.curves.rates, "", "")),
         ("gradient norm", step_line(report, report.curves.norms, "", "")),
-        *ask_room(report, lambda room: room.lines(report.of_room)),
+        *ask_room(report, tuple, lambda room: room.lines(report.of_room)),
         ("memory", process_line(report)),
     )
     return (

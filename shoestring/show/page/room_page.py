@@ -97,21 +97,27 @@ def page_of(report: Report) -> RoomPage[Any]:
     return pages().get(report.room, PLAIN)
 
 
-def ask_room(report: Report, ask: Callable[[RoomPage[Any]], Iterable[T]]) -> list[T]:
-    """The result of asking the room; empty if that fails, so that no room breaks a page."""
+def ask_room(report: Report, kind: type[T], ask: Callable[[RoomPage[Any]], Iterable[T | None]]) -> list[T]:
+    """What the room says when asked, without None; empty if that fails or anything is of another kind, so that no room
+    breaks a page."""
     try:
-        return list(ask(page_of(report)))
+        found = [one for one in ask(page_of(report)) if one is not None]
     except (Exception, SystemExit):
         return []
+    return [one for one in found if isinstance(one, kind)] if all(isinstance(one, kind) for one in found) else []
 
 
 @cache
 def pages() -> Mapping[str, RoomPage[Any]]:
-    """The page parts of all rooms, by room; rooms that fail to import add nothing."""
+    """The page parts of all rooms, by room; rooms that fail to import, or have parts of another kind, add nothing."""
     found: dict[str, RoomPage[Any]] = {}
     for room in installed_rooms():
         with suppress(Exception):
-            found[room.name] = RoomPage(room) if (page := room.page()) is None else page
+            page = room.page()
+            if isinstance(page, RoomPage) and isinstance(page.style, str) and isinstance(page.templates, str):
+                found[room.name] = page
+            else:
+                found[room.name] = RoomPage(room)
     return found
 
 

@@ -159,9 +159,9 @@ def verdict(report: Report) -> str:
     if ended.startswith(NO_BETTER):
         return f"{sentence}: {shorten(ended, 60)}."
     by_itself = ended in ("", "steps", "epochs", f"{step_word(report)}s")  # it did all it was to do
-    for ending in ask_room(report, lambda room: [room.ending(report.of_room, "" if by_itself else shorten(ended, 60))]):
-        if ending is not None:
-            return f"{sentence}{ending}."
+    why = "" if by_itself else shorten(ended, 60)
+    for ending in ask_room(report, str, lambda room: [room.ending(report.of_room, why)]):
+        return f"{sentence}{ending}."
     if used is not None and budget is not None:
         over = f", but reached {bytes_text(used)}, above the budget of {bytes_text(budget)}"
         sentence += f" inside {bytes_text(budget)}" if used <= budget else over

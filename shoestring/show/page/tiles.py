@@ -47,7 +47,7 @@ def tiles(report: Report) -> Iterator[Tile]:
         yield Tile(
             "Epoch" if going else "Epochs", f"{epochs + going:,}", f"{epochs:,} over" if going else "rounds of the data"
         )
-    yield from ask_room(report, lambda room: room.tiles(report.of_room))
+    yield from ask_room(report, Tile, lambda room: room.tiles(report.of_room))
     if one is not None:
         yield Tile("Speed", rate_text(1 / one, word), f"{seconds_text(one)}, the median {word}")
     if used is not None and (budget is not None or page_of(report).plans_memory):

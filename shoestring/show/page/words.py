@@ -63,7 +63,7 @@ def verb_of(report: Report) -> Verb:
 
 def flags_of(report: Report) -> Mapping[str, object]:
     """The job's arguments and the room's options."""
-    return {**report.arguments, **dict(ask_room(report, lambda room: room.flags(report.of_room).items()))}
+    return {**report.arguments, **dict(ask_room(report, tuple, lambda room: room.flags(report.of_room).items()))}
 
 
 def short(value: float) -> str:
