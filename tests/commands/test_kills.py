@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from shoestring.commands.main import run
-from shoestring.runs.events import NAME
+from shoestring.runs.event_log import NAME
 from shoestring.runs.folder import holder
 from shoestring.show.watch.follow import Watch
 from tests.waiting import HUNG, PASS_GATE, Gates, until
