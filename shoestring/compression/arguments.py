@@ -95,7 +95,7 @@ class CompressCommand:
     job: str = argument(
         "RUN|JOB|WEIGHTS",
         "folder of a run, whose best weights are taken; a job with weights; or weights with --job: a safetensors file, a state dict "
-        "that torch.save wrote, or a Hugging Face folder",
+        "that torch.save wrote, a Hugging Face folder, or an ONNX file",
         positional=True,
     )
     job_of_run: str | None = argument(

@@ -28,7 +28,7 @@ from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.figures import Quantity
 from shoestring.core.technique import applied, in_order, parse_technique
-from shoestring.planning.choose import Chooser, asked_for, best_or_asked
+from shoestring.planning.choose import Chooser, best_or_asked, requested_candidate
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.planning.room import Candidate, Room
 
@@ -174,12 +174,13 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
             if self.budget.quality is not None
             else ""
         )
-        busiest = max(
-            (one for one in (self.first.clock.plain, self.timed) if one is not None), key=lambda one: one.busy
-        )
-        busy = busiest.warning if self.budget.latency is not None else ""
+        busy = self.load_warning() if self.budget.latency is not None else ""
         quieter = (f"{busy}: ask again when it is quieter",) if busy else ()
         return heal + "".join(f"; {one}" for one in (*self.first.left_plain, *quieter))
+
+    def load_warning(self) -> str:
+        timings = (one for one in (self.first.clock.plain, self.timed) if one is not None)
+        return max(timings, key=lambda one: one.busy).warning
 
 
 def excess(cost: ModelCost, found: Fidelity) -> float:
@@ -208,6 +209,7 @@ def plain_cost(
         given.checked,
         measures,
         one_sample(given.unseen[0]),
+        timed=source.file is None,
         notes=notes,
     )
     return ModelCost(study, budget, buffers_of(source.model), source.about, plain_offers(study))
@@ -237,7 +239,7 @@ def plan_compression(
 ) -> CompressOutcome:
     """The best plan within the budget, or exactly the requested techniques. Raises OverBudget with the nearest plan."""
     room = CompressRoom(cost, checked, original, catalogue)
-    plain = room.confirm(asked_for((), cost))
+    plain = room.confirm(requested_candidate((), cost))
     techniques = None
     if use is not None:
         techniques = in_order(parse_technique(one, catalogue) if isinstance(one, str) else one for one in use)

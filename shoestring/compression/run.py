@@ -18,6 +18,7 @@ from shoestring.compression.arguments import CompressArguments
 from shoestring.compression.calibration.metric import parse_floor
 from shoestring.compression.compress_report import CompressReport
 from shoestring.compression.healing import heal_session
+from shoestring.compression.onnx.export import ExportedFile
 from shoestring.compression.onnx.sized import OnnxFile, onnx_file
 from shoestring.compression.room import CompressOutcome, CompressPlan
 from shoestring.compression.sections import compression_page
@@ -39,6 +40,7 @@ from shoestring.training.execution.script_run import request_of
 
 Use = tuple[str | CompressTechnique, ...] | None  # techniques that the user named; a script may name its own
 Tell = Callable[[str], None]
+ONNX_BITS = (4, 8)  # of ONNX's integers: a plan of 3 bits would store them in 4
 
 
 def options_of(arguments: CompressArguments, use: Use) -> CompressOptions:
@@ -51,6 +53,7 @@ def options_of(arguments: CompressArguments, use: Use) -> CompressOptions:
         int(arguments.samples),
         tuple(arguments.output),
         arguments.whole_axis(),
+        ONNX_BITS if arguments.to == "onnx" else (),
     )
 
 
@@ -71,6 +74,20 @@ def held_folder(source: ModelSource, out: Path, arguments: CompressArguments) ->
             held.folder, [f"--{name} was {held.request.flags[name]} and is not given now" for name in left_out]
         )
     return held
+
+
+def onnx_session(work: CompressSession, made: ExportedFile, draft: Path) -> CompressSession:
+    from shoestring.compression.onnx.onnx_source import session_of_file
+
+    return session_of_file(work, made, draft)
+
+
+def check_source(source: ModelSource, arguments: CompressArguments) -> None:
+    """Refuse options that do not apply to the source."""
+    if source.file is not None:
+        from shoestring.compression.onnx.onnx_source import check_applies
+
+        check_applies(vars(arguments))
 
 
 def draw_page(told: Report) -> str:
@@ -135,7 +152,7 @@ class CompressRun(Execution[CompressPlan, CompressResult]):
             note(self.folder, Begun(pid=os.getpid(), steps=1, step=0, how=calibration_text(work)))
             measured = work.write_and_measure(self.folder)
             report = work.report(measured, self.folder)
-            if file is not None:
+            if file is not None and self.source.file is None:
                 draft.replace(self.folder / "model.onnx")
                 onnx = file.report(self.folder / "model.onnx")
                 report = replace(report, onnx=onnx, missed=(*report.missed, *file.unmet_limits(work)))
@@ -161,7 +178,7 @@ class CompressRun(Execution[CompressPlan, CompressResult]):
         the file's size."""
         draft = self.folder / f"model.onnx.tmp-{os.getpid()}"
         try:
-            if self.arguments.to is None:
+            if self.arguments.to is None and self.source.file is None:
                 yield work, None, draft
                 return
             with self.doing("writing the ONNX file"):
@@ -170,13 +187,15 @@ class CompressRun(Execution[CompressPlan, CompressResult]):
                 self.warn_and_note("a smaller plan was taken, so that the ONNX file keeps --size")
             for told in file.made.notes:
                 self.warn_and_note(told)
-            yield smaller, file, draft
+            yield (smaller if self.source.file is None else onnx_session(smaller, file.made, draft)), file, draft
         finally:
             draft.unlink(missing_ok=True)
 
 
 def plan(source: ModelSource, options: CompressOptions, heal: str | None, say: Tell) -> CompressSession:
     """The plan. With healing, if only fidelity falls short, the nearest plan, because healing repairs that."""
+    if source.file is not None:
+        options = replace(options, bits=ONNX_BITS)
     try:
         return begin_session(source, options)
     except OverBudget as error:

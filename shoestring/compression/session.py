@@ -84,6 +84,7 @@ class CompressOptions:
     unseen: int = 1024
     outputs: tuple[str, ...] = ()  # outputs to compare; empty: all
     axis: int | None = None  # axis of classes or vectors; None: inferred
+    bits: tuple[int, ...] = ()  # of the integers that the file to write has; empty: any
 
     def __post_init__(self) -> None:
         if self.measure not in (AUTO, *MEASURES):
@@ -117,7 +118,7 @@ class CompressSession:
     asked: CompressOptions
     given: CalibrationSamples
     outcome: CompressOutcome
-    plain_latency: Latency
+    plain_latency: Latency | None  # None: not measured yet
     healed: Healed | None = None  # the effect of healing, if requested
 
     @property
@@ -128,6 +129,11 @@ class CompressSession:
     def plain(self) -> CompressPlan:
         assert self.outcome.plain is not None, "it was planned"
         return self.outcome.plain
+
+    @property
+    def original(self) -> nn.Module:
+        """The model that results are compared with."""
+        return self.source.model
 
     def write_and_measure(self, target: Path) -> CompressedMeasurement:
         """Write the folder, load it back, and measure the loaded model; if that fails, the folder is removed."""
@@ -151,7 +157,7 @@ class CompressSession:
     def measure_folder(self, target: Path, made: nn.Module, size: int) -> CompressedMeasurement:
         """The measurements of a folder; `made` is the model in memory."""
         loaded = self.reload(target, made)
-        mine, plain = latencies([loaded, self.source.model], self.source.job.forward, one_sample(self.given.unseen[0]))
+        mine, plain = latencies([loaded, self.original], self.source.job.forward, one_sample(self.given.unseen[0]))
         busy = (
             (f"{mine.warning}; the plain model took {1e3 * plain.p50:.3g} ms in turns with it",) if mine.warning else ()
         )
@@ -170,7 +176,7 @@ class CompressSession:
     ) -> tuple[Fidelity, Mapping[str, MetricValue], Mapping[str, MetricValue]]:
         """Fidelity, and the metrics of the model and of the original, on unseen samples, from one forward pass of each.
         Only one batch of outputs is in memory at a time."""
-        job, models = self.source.job, (loaded, self.source.model)
+        job, models = self.source.job, (loaded, self.original)
         comparison = FidelitySums(self.plan.details.cost.study.measures)
         told = [compared_batch(job, models, batch, comparison, notes) for batch in self.given.unseen]
         if job.validate is not None:
@@ -185,7 +191,7 @@ class CompressSession:
         job, batches = self.source.job, self.given.deciding or self.given.checked
         if job.validate is not None:
             return {}
-        before, after = (metrics(job, model, batches) for model in (self.source.model, made))
+        before, after = (metrics(job, model, batches) for model in (self.original, made))
         return {
             name: metric_after_change(original[name], before[name], after[name])
             for name in original
@@ -229,9 +235,11 @@ class CompressSession:
     # The report
 
     def figures(self, measured: CompressedMeasurement) -> Figures:
-        known, tail = self.plan.details.cost.known_figures, self.plan.details.cost.clock.tail(0.99)
-        median = known["median_seconds"]
-        predicted: dict[str, float | None] = {**known, "p50_seconds": median, "p99_seconds": median * tail}
+        known = self.plan.details.cost.known_figures
+        predicted: dict[str, float | None] = dict(known)
+        if (median := known.get("median_seconds")) is not None:
+            tail = self.plan.details.cost.clock.tail(0.99)
+            predicted |= {"p50_seconds": median, "p99_seconds": median * tail}
         if (
             self.plan.details.checked is not None
         ):  # measured for the whole model on the samples that confirm plans, which is better than a sum
@@ -323,7 +331,7 @@ class CompressSession:
             plain=PlainReport(
                 plain.numbers()["size_bytes"],
                 plain.details.cost.known_figures["memory_bytes"],
-                PlainLatency(1e3 * self.plain_latency.p50, 1e3 * self.plain_latency.p99),
+                plain_latency(self.plain_latency),
             ),
             layers=tuple(LayerReport(**one) for one in plan.details.layers()),
             frontier=tuple(FrontierPoint(**one) for one in plan.details.cost.frontier()),
@@ -343,13 +351,21 @@ class CompressSession:
         )
 
 
+def plain_latency(found: Latency | None) -> PlainLatency:
+    return PlainLatency() if found is None else PlainLatency(1e3 * found.p50, 1e3 * found.p99)
+
+
 def amount(told: Figures, name: str, times: float = 1.0) -> Amount:
     one = told[name]
     return Amount(*(None if value is None else value * times for value in (one.predicted, one.measured)))
 
 
 def loaded_model(source: ModelSource, target: Path) -> nn.Module:
-    """The folder's model, built by the job."""
+    """The folder's model, built by the job; of an ONNX file, the file as onnxruntime runs it."""
+    if source.file is not None:
+        from shoestring.compression.onnx.file_module import OnnxFileModule
+
+        return OnnxFileModule(target / "model.onnx")
     packed = PackedModel(target)
     trim()  # before a whole model is allocated
     with random_state.fork_rng():
@@ -375,17 +391,20 @@ def begin_session(
 ) -> CompressSession:
     """Calibrate a model and choose how to compress it. Raises OverBudget if nothing keeps the budget."""
     given = given or samples_of(source.job, asked.unseen, asked.floor is not None)
+    if source.check is not None:
+        source.check(given.calibration[0])
     cost = replace(cost, wanted=asked.budget) if cost is not None else cost_of(source, given, asked, asked.budget)
     outcome = (
         plan_compression(cost, source.model, given.checked, asked.use)
         if asked.floor is None
         else for_metric(source, asked, given, cost)
     )
-    return CompressSession(source, asked, given, outcome, cost.clock.plain)
+    return CompressSession(source, asked, given, outcome, cost.clock.plain if cost.study.timed else None)
 
 
 def cost_of(source: ModelSource, given: CalibrationSamples, asked: CompressOptions, budget: Budget) -> ModelCost:
-    return plain_cost(source, given, budget, asked.measure, asked.outputs, asked.axis)
+    cost = plain_cost(source, given, budget, asked.measure, asked.outputs, asked.axis)
+    return replace(cost, bits=asked.bits)
 
 
 def nearest_session(source: ModelSource, asked: CompressOptions, error: OverBudget) -> CompressSession | None:

@@ -47,6 +47,7 @@ class Begun(Event):
     step: int  # the step it resumes from; 0: a new run
     how: str = ""  # the position in the data that it resumes from
     world: int = left_out(1)  # workers
+    together: int = left_out(1)  # batches that come at once: one from each process that loads data
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,7 @@ class Calibration:
     ]  # for measuring damages: rounding is fitted to the calibration batches, and looks too good there
     measures: tuple[OutputMeasure, ...]  # the measure of every output
     sample: Batch = None  # a single sample, used for timing
+    timed: bool = True  # whether latencies are predicted; not if another program runs the result
     original: nn.Module | None = None
     ways: dict[tuple[str, str], StorageChoice] = field(
         default_factory=dict
@@ -149,7 +150,7 @@ class Calibration:
         with torch.no_grad(), record_usage(self.model, self.weights, self.scratch) as usage:
             for batch in self.batches:
                 self.forward(self.model, batch)
-        trim()  # activations
+                trim()  # activations and patches, of different sizes for every layer
         return usage
 
     @cached_property

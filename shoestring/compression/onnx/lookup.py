@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnxscript
+from onnxscript import opset21
 
-op: Any = onnxscript.opset21  # its types can't say that these tensors are of any kind
+op: Any = opset21  # its operators are typed for single tensor types, not for any of them
 
 
 def embedding(

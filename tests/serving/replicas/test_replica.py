@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shoestring.serving.replicas.replica import answered
+from shoestring.serving.replicas.replica import reply_to_batch
 from shoestring.serving.replicas.wire import SampleFailed
 from shoestring.serving.sample import Answers, Sample
 from tests.serving.tiny import Scale, sample
@@ -26,7 +26,7 @@ class Short(Scale):
 
 
 def test_a_sample_that_fails_alone_is_wrong_whatever_the_model_raises() -> None:
-    reply = answered(7, [sample(1.0), sample(1.0, 1.0, 1.0, 1.0), sample(3.0)], Short(), lambda: 0.0)
+    reply = reply_to_batch(7, [sample(1.0), sample(1.0, 1.0, 1.0, 1.0), sample(3.0)], Short(), lambda: 0.0)
     first, failed, last = reply.answers
     assert isinstance(failed, SampleFailed) and failed.of_input and "must match" in failed.text
     assert not isinstance(first, SampleFailed) and not isinstance(last, SampleFailed)
@@ -38,5 +38,5 @@ def test_an_engine_that_answers_nothing_is_at_fault_itself(known: bool) -> None:
     engine = Short()
     engine.gone = True
     engine.known = engine.known if known else None
-    (failed,) = answered(7, [sample(1.0)], engine, lambda: 0.0).answers
+    (failed,) = reply_to_batch(7, [sample(1.0)], engine, lambda: 0.0).answers
     assert isinstance(failed, SampleFailed) and not failed.of_input
