@@ -8,6 +8,7 @@
     federate(job, rounds=20, epsilon=4, ...)    train where the records lie, on simulated devices
     distill("small.py", teacher="runs/big")     train a student towards its teachers' outputs
     compress(job, "small", size="16MB", ...)    a smaller or faster model in a folder; load("small", job=...) gives it back
+    serve("small", job="train.py", p99="50ms")  the best server within a target; load_test(url, "bodies.jsonl") measures it
     Local, Dirichlet, Iid, ByColumn, ...        of a federated job: what a device does, and how data are divided among devices
     Mistake, OverBudget                         what they raise: something can't work, or nothing fits
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from shoestring.data.partition import ByColumn, Dirichlet, Iid, QuantitySkew
     from shoestring.federated.library import Federated, federate
     from shoestring.planning.plan import Outcome, Plan
+    from shoestring.serving.library import serve
+    from shoestring.serving.load.library import load_test
     from shoestring.training.library import FitResult, Step, fit, plan, train, verify
     from shoestring.training.optimizers import Lamb, Lars, decay_groups
 
@@ -63,7 +66,9 @@ __all__ = [
     "federate",
     "fit",
     "load",
+    "load_test",
     "plan",
+    "serve",
     "train",
     "verify",
     "warmup_cosine",
@@ -93,6 +98,8 @@ HOMES = {
     "Smaller": "compression.library",
     "compress": "compression.library",
     "load": "compression.load",
+    "load_test": "serving.load.library",
+    "serve": "serving.library",
     "decay_groups": "training.optimizers",
     "distill": "compression.distillation.library",
     "fit": "training.library",

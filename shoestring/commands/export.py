@@ -67,7 +67,7 @@ def run(asked: ExportCommand, call: Call) -> int:
             f"{call.words[0]!r} is no option of export{meant}; flags of the run's job are given with --job FILE"
         )
     if not is_run(asked.run):
-        raise Mistake(f"{asked.run} is not a run of shoestring: give the folder that `shoestring train` named")
+        raise Mistake(f"{asked.run} is not a run of shoestring: give the folder of one")
     import json
     from pathlib import Path
 

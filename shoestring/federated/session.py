@@ -15,7 +15,7 @@ from shoestring.core.extras import install_hint
 from shoestring.core.job import Job
 from shoestring.federated.available import AvailableTechniques, available_techniques
 from shoestring.federated.device_errors import Failure, error_class, is_ours, place_of_failure, withhold_text
-from shoestring.federated.finished import finished_report
+from shoestring.federated.finished import federation_report
 from shoestring.federated.kept_plan import plan_in
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.prepare import Prepared, prepare_federation
@@ -137,4 +137,4 @@ class FederationRun(Execution[FederatedPlan, FederationResult]):
             ).run()
 
     def report(self, plan: FederatedPlan, ended: FederationResult) -> Mapping[str, Any]:
-        return finished_report(self.session.request, report_of(self.session.folder.path), ended)
+        return federation_report(report_of(self.session.folder.path), ended)

@@ -54,7 +54,7 @@ class Claim:
 def claim_of_run(folder: Folder) -> Claim:
     request = folder.request()
     if request is None:
-        raise Mistake(f"{folder.path} is not a run of shoestring: give the folder that `shoestring train` named")
+        raise Mistake(f"{folder.path} is not a run of shoestring: give the folder of one")
     job = "" if request.by_script else request.job
     return Claim(folder.path, job, request.source, request.flags, kept_modules(folder) or {})
 

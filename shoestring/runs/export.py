@@ -46,7 +46,7 @@ def checkpoint_of(folder: Folder, step: int | None) -> RunCheckpoint:
     if step is None:
         found, _ = newest_good(folder.checkpoints, ("parts",))
         if found is None:
-            raise Mistake(f"{folder.path} has no good checkpoint (saved: {steps}): train it first")
+            raise Mistake(f"{folder.path} has no good checkpoint (saved: {steps}): let it save one first")
         return found
     for one in there:
         if one.step == step:

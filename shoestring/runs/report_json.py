@@ -42,6 +42,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoestring.core.codec import finite_json, to_json
+from shoestring.planning.quantities import compare_figures
 from shoestring.runs.event import StageTimes
 from shoestring.runs.event_log import record_of
 from shoestring.runs.folder import Folder, Unusable
@@ -105,6 +106,29 @@ def curves_json(curves: Curves) -> dict[str, Any]:
         told["step_numbers"] = numbers
     several = {"rates": finite_json(list(curves.rates)), "norms": finite_json(list(curves.norms))}
     return told | {name: column for name, column in (several | {"borders": list(curves.borders)}).items() if column}
+
+
+def finished_json(
+    report: Report, predicted: Mapping[str, float | None], weights_sha256: str, shown: str
+) -> dict[str, Any]:
+    """What report.json says of a finished run in any room that trains; the room adds its own."""
+    figures = compare_figures(predicted, report.measured, quantities=report.quantities)
+    return {
+        "run": str(report.path),
+        "job": report.job,
+        "flags": dict(report.request.flags) if report.request else {},
+        "arguments": dict(report.arguments),
+        "losses": list(report.curves.losses),
+        "metrics": metrics_of(report.validated),
+        "best": best_json(report),
+        "weights_sha256": weights_sha256,
+        "predicted": dict(predicted),
+        "measured": measured_json(report),
+        "off": {one.quantity.name: one.off for one in figures if one.off is not None},
+        "exactness": report.exactness.word if report.exactness else None,
+        "shown": shown,
+        "budget": {"memory": report.memory},
+    }
 
 
 def best_json(report: Report) -> dict[str, Any] | None:

@@ -150,7 +150,7 @@ def option_text(name: str, value: Any) -> str:
         return "given"
     return (
         bytes_text(value)
-        if name in ("memory", "size")
+        if name in ("memory", "size") and isinstance(value, (int, float))
         else f"the file with digest {value[:8]}"
         if name == "plan"
         else str(value)

@@ -16,7 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from shoestring.core.command import Call
     from shoestring.runs.event import Event
-    from shoestring.runs.resume import OpenedRun
     from shoestring.serving.loading import ServedSource
     from shoestring.serving.options import ServeCommand
     from shoestring.serving.room import ServingOutcome
@@ -31,7 +30,7 @@ def run(command: ServeCommand, call: Call) -> int:
     command.asked.budget(), command.asked.hourly_price
     check_use(command.asked.use or ())
     source = source_of(command, call)
-    from shoestring.serving.serving_run import ServingRun, outcome_for
+    from shoestring.serving.serving_run import ServingRun, held_folder, outcome_for
     from shoestring.show.run_end import session_of
 
     if command.plan_only:
@@ -40,7 +39,7 @@ def run(command: ServeCommand, call: Call) -> int:
             outcome = outcome_for(source, command.asked)
         print(json.dumps(outcome.as_json()) if call.json else text_of(outcome, command))
         return DONE
-    with session_of(held_folder(command, source)) as session:
+    with session_of(held_folder(source, command.asked, command.run, command.fresh)) as session:
         say(call, f"the run is kept in {session.folder.path}")
         show = partial(show_plan, call, command)
         run = ServingRun(
@@ -70,16 +69,21 @@ def check_use(use: tuple[str, ...]) -> None:
         check_written(written, "shoestring.serving")
 
 
+def check_folder(path: str) -> None:
+    """Refuse a folder that has no model."""
+    if not any(os.path.exists(os.path.join(path, name)) for name in ("run.json", "manifest.json")):
+        raise Mistake(
+            f"{path} is no run and no compressed model: give the folder that `train` or `compress` wrote, or a job"
+        )
+
+
 def source_of(command: ServeCommand, call: Call) -> ServedSource:
     """What is to be served; what can be told before torch is imported is told now."""
     from shoestring.jobfile import job_path, parse_flags
 
     path, flags = command.model, {}
     if os.path.isdir(path):
-        if not any(os.path.exists(os.path.join(path, name)) for name in ("run.json", "manifest.json")):
-            raise Mistake(
-                f"{path} is no run and no compressed model: give the folder that `train` or `compress` wrote, or a job"
-            )
+        check_folder(path)
         if command.job is not None:
             flags = parse_flags(job_path(command.job), call.words, call.own_flags)
         elif call.words:
@@ -92,25 +96,6 @@ def source_of(command: ServeCommand, call: Call) -> ServedSource:
     from shoestring.serving.loading import ServedSource
 
     return ServedSource(path, command.job, flags, command.asked.newest)
-
-
-def held_folder(command: ServeCommand, source: ServedSource) -> OpenedRun:
-    """The folder of a server, locked: a new one, or the one that is there if the same is asked for."""
-    from dataclasses import replace
-    from pathlib import Path
-
-    from shoestring.jobfile import job_path
-    from shoestring.runs.request import request_for
-    from shoestring.runs.resume import open_run
-
-    file = Path(job_path(source.job) if source.job else source.path)
-    file = file if file.is_file() else file / "job.py"
-    asked = command.asked.as_asked() | {"model": os.path.realpath(source.path)}
-    content = file.read_bytes() if file.is_file() else b""
-    request = replace(
-        request_for(file, dict(source.flags), None, command.asked.use, False, None), room="serving", asked=asked
-    )
-    return open_run(Path(command.run or f"runs/{source.name}-serving"), request, content, command.fresh, adopt=True)
 
 
 def show_plan(call: Call, command: ServeCommand, outcome: ServingOutcome) -> None:

@@ -28,7 +28,9 @@ class ServeOptions:
         repeated=True,
     )
     newest: bool = argument("", "of a run: the newest weights, not those that were best in validation", False)
-    price: str | float | None = argument("N", "what an hour of this machine costs: tells what a million requests do")
+    price: str | float | None = argument(
+        "N", "what an hour of this machine costs: tells what a million requests do", command_only=True
+    )
 
     def budget(self) -> Budget:
         if self.p99 is not None and self.latency is not None:
@@ -105,12 +107,11 @@ class ServeCommand:
         "of a run or a compressed model: the job that makes the model, a file or a built-in one; no file that a folder names is "
         "ever run",
         flag="--job",
-        command_only=True,
     )
     asked: ServeOptions = group(ServeOptions)
     listen: ListenOptions = group(ListenOptions)
     run: str | None = argument(
-        "DIR", "folder that keeps the plan, what happened and the page (default: runs/NAME-serving)", command_only=True
+        "DIR", "folder that keeps the plan, what happened and the page (default: runs/NAME-serving)"
     )
-    fresh: bool = argument("", "measure and choose anew; what is in --run is kept aside", False, command_only=True)
+    fresh: bool = argument("", "measure and choose anew; what is in --run is kept aside", False)
     plan_only: bool = argument("", "choose and explain, and end", False, command_only=True)

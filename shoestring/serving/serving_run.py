@@ -14,10 +14,13 @@ from typing import Any, ClassVar
 
 from shoestring.core.technique import technique_from
 from shoestring.core.units import bytes_text
+from shoestring.jobfile import job_path
 from shoestring.planning.plan import read_plan
 from shoestring.processes.launch import run_worker
 from shoestring.runs.event import Begun, Event, Planning, Stopped, Warned
 from shoestring.runs.event_log import Events, note
+from shoestring.runs.request import request_for
+from shoestring.runs.resume import OpenedRun, open_run
 from shoestring.runs.session import Execution, Session
 from shoestring.serving.batching.admission import AffineTime
 from shoestring.serving.calibrate import CalibrateTask
@@ -36,6 +39,19 @@ from shoestring.serving.technique import ServingCost
 
 Tell = Callable[[str], None]
 BUSY = 0.3  # share of the time without a core while measuring, above which the user is told
+
+
+def held_folder(source: ServedSource, asked: ServeOptions, run: str | Path | None, fresh: bool) -> OpenedRun:
+    """The folder of a server, locked: a new one, or the one that is there if the same is asked for."""
+    file = Path(job_path(source.job) if source.job else source.path)
+    file = file if file.is_file() else file / "job.py"
+    content = file.read_bytes() if file.is_file() else b""
+    request = replace(
+        request_for(file, dict(source.flags), None, asked.use, False, None),
+        room="serving",
+        asked=asked.as_asked() | {"model": os.path.realpath(source.path)},
+    )
+    return open_run(Path(run or f"runs/{source.name}-serving"), request, content, fresh, adopt=True)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def test_the_kernel_counts_what_this_process_ran() -> None:
     while sum(number * number for number in range(1000)) and effort().ran <= before.ran:
         pass
     after = effort()
-    assert after.ran > before.ran > 0 and after.waited >= 0
+    assert after.ran > before.ran > 0
     assert timing(1.0, Effort(5.0, 3.0), Effort(4.0, 3.5)) == Timing(1.0, 0.0, 0.5), (
         "a thread that ended takes its seconds with it"
     )

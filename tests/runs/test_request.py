@@ -47,3 +47,8 @@ def test_a_budget_is_told_as_a_size() -> None:
     assert differences(Request(job="a.py", memory=600 << 20), Request(job="a.py", memory=1 << 30)) == [
         "--memory changed: 600 MiB before, now 1.00 GiB"
     ]
+
+
+def test_an_option_of_a_room_may_be_called_as_a_size_and_be_a_text() -> None:
+    before, now = (Request(job="n.txt", room="tally", asked={"size": size}) for size in ("small", "large"))
+    assert differences(before, now) == ["--size changed: small before, now large"]

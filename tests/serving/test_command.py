@@ -14,7 +14,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+import shoestring
 from shoestring.commands.main import main
+from shoestring.runs.event import Event, Stopped
+from shoestring.serving.events import Listening
+from shoestring.show.watch.follow import Watch
 from tests.waiting import HUNG, until
 from tests.warm import python
 
@@ -50,8 +54,8 @@ PLAN = ["--use", "DynamicBatching(tokens=64)"]
 
 
 @contextmanager
-def served(folder: Path, *words: str) -> Iterator[str]:
-    """The address of a server that this command starts; it ends as Ctrl-C ends it."""
+def served(folder: Path, *words: str, ends: signal.Signals = signal.SIGINT) -> Iterator[str]:
+    """The address of a server that this command starts; by default it ends as Ctrl-C ends it."""
     command = [python(), "-m", "shoestring", "serve", "job.py", *PLAN, "--port", "0", "--run", "run", *words]
     with open(folder / "log", "w+b") as log:
         child = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
@@ -60,8 +64,8 @@ def served(folder: Path, *words: str) -> Iterator[str]:
             found = re.search(r"answers at (\S+)", (folder / "log").read_text())
             assert found is not None, (folder / "log").read_text()
             yield found[1]
-            child.send_signal(signal.SIGINT)
-            assert child.wait(HUNG) == 0, (folder / "log").read_text()
+            child.send_signal(ends)
+            assert child.wait(HUNG) == (-ends if ends is signal.SIGKILL else 0), (folder / "log").read_text()
         finally:
             child.kill()
             child.wait()
@@ -73,18 +77,41 @@ def asked(url: str, body: object) -> object:
         return json.load(answer)
 
 
-def test_a_job_answers_over_http_and_serves_again_by_the_kept_plan(tmp_path: Path) -> None:
+def state(place: Path) -> str:
+    """What the watch page says of it."""
+    followed = Watch([place]).runs["run"]
+    followed.look(0.0)
+    return followed.state
+
+
+def test_a_job_answers_over_http_and_serves_again_by_the_kept_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed, one of two in a folder, and from a script: as every run."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "job.py").write_text(JOB)
-    with served(tmp_path) as url:
+    with served(tmp_path, ends=signal.SIGKILL) as url:
         first = asked(url, {"text": "hello"})
         assert isinstance(first, dict) and first["class"] in (0, 1)
     kept = (tmp_path / "run" / "plan.json").read_bytes()
     with served(tmp_path) as url:
-        assert asked(url, {"text": "hello"}) == first
+        assert asked(url, {"text": "hello"}) == first and state(tmp_path) == "running"
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", "job.py", *PLAN, "--run", "run"])
+        assert ended.value.code == 2 and "run is in use by process" in capsys.readouterr().err
+    told = list[Event]()
+
+    def stop_once_it_listens(event: Event) -> None:
+        told.append(event)
+        if isinstance(event, Listening):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    done = shoestring.serve("job.py", use=PLAN[1:], port=0, run="run", tell=stop_once_it_listens)
+    assert (done.requests, done.failures) == (0, 0) and isinstance(told[-1], Stopped) and state(tmp_path) == "stopped"
     assert (tmp_path / "run" / "plan.json").read_bytes() == kept
     assert "measuring the model" not in (tmp_path / "log").read_text()
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert [one["event"] for one in events].count("listening") == 2
+    assert [one["event"] for one in events].count("listening") == 3
     assert (tmp_path / "run" / "report.html").exists()
 
 

@@ -81,7 +81,10 @@ def resident() -> int:
 
 
 def tell(control: socket.socket, message: dict[str, Any]) -> None:
-    control.send(json.dumps(message).encode()[:MOST_MESSAGE])
+    try:
+        control.send(json.dumps(message).encode()[:MOST_MESSAGE])
+    except ConnectionError:  # the front is gone
+        os._exit(0)
 
 
 def fork_replicas(control: socket.socket, alive: int, engine: ServingEngine) -> NoReturn:

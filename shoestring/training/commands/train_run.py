@@ -41,7 +41,7 @@ from shoestring.training.commands.run_plan import (
 )
 from shoestring.training.evidence.tasks import Position, specs_of
 from shoestring.training.execution.batch_sizes import expected_batches
-from shoestring.training.execution.final_report import finished_report
+from shoestring.training.execution.final_report import training_report
 from shoestring.training.execution.recorder import RecordingSettings
 from shoestring.training.execution.tasks import TrainResult, TrainTask
 from shoestring.training.execution.verification import worker_environment
@@ -165,7 +165,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
         self.rendezvous.invite(Invitation(task_text(there), self.session.request, fingerprint(task.file)))
 
     def report(self, plan: TrainingPlan, ended: TrainResult) -> Mapping[str, Any]:
-        return finished_report(self.job, self.session.request, plan, report_of(self.session.folder.path), ended)
+        return training_report(self.job, plan, report_of(self.session.folder.path), ended)
 
 
 def say_stopping() -> None:

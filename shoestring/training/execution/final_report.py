@@ -1,4 +1,4 @@
-"""The report of a finished run, as stored in its folder and printed by `train --json`."""
+"""The report of a finished training, as stored in its folder and printed by `train --json`."""
 
 from __future__ import annotations
 
@@ -8,42 +8,24 @@ from shoestring.core.coordinates import coordinates
 from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job
 from shoestring.core.technique import technique_json
-from shoestring.planning.quantities import MEASURABLE, compare_figures
-from shoestring.runs.history import metrics_of
+from shoestring.planning.quantities import MEASURABLE
 from shoestring.runs.report import Report
-from shoestring.runs.report_json import best_json, cut_json, measured_json
-from shoestring.runs.request import Request
+from shoestring.runs.report_json import cut_json, finished_json
 from shoestring.training.execution.tasks import TrainResult
 from shoestring.training.plan import TrainingPlan
 
 
-def finished_report(
-    job: Job, request: Request, chosen: TrainingPlan, told: Report, result: TrainResult
-) -> dict[str, Any]:
+def training_report(job: Job, chosen: TrainingPlan, told: Report, result: TrainResult) -> dict[str, Any]:
     predicted = {one.name: chosen.predicted[one.name] for one in MEASURABLE}
-    report: dict[str, Any] = {
-        "run": str(told.path),
-        "job": told.job,
-        "flags": dict(request.flags),
-        "arguments": dict(told.arguments),
+    report = finished_json(told, predicted, result.weights_sha256, result.shown) | {
         "steps": told.step,
-        "losses": list(told.curves.losses),
-        "budget": {"memory": request.memory},
-        "predicted": predicted,
-        "measured": measured_json(told),
-        "off": {one.quantity.name: one.off for one in compare_figures(predicted, told.measured) if one.off is not None},
         "techniques": [technique_json(one) | {"why": one.why} for one in chosen.techniques],
-        "weights_sha256": result.weights_sha256,
-        "exactness": chosen.exactness.word,
         "exact": chosen.exactness <= Exactness.ROUNDING,
         "basis": chosen.basis,
         "warnings": list(chosen.warnings),
-        "metrics": metrics_of(told.validated),
-        "best": best_json(told),
         "epochs": told.epochs,
         "ended": told.why_ended,
         "asked": {"steps": job.steps, "epochs": job.epochs},
-        "shown": result.shown,
         "state_of_techniques": result.state,
         "world": result.world,
     }

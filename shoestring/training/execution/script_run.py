@@ -36,7 +36,7 @@ from shoestring.runs.resume import open_run, without_a_step
 from shoestring.runs.session import PLAN, RoomRun, Session
 from shoestring.show.page import page
 from shoestring.training.execution.batch_sizes import expected_batches
-from shoestring.training.execution.final_report import finished_report
+from shoestring.training.execution.final_report import training_report
 from shoestring.training.execution.recorder import RecordingSettings
 from shoestring.training.execution.tasks import TrainResult
 from shoestring.training.execution.training import Training
@@ -129,7 +129,7 @@ class ScriptRun(RoomRun[TrainingPlan, TrainResult]):
         return RecordingSettings(str(folder), self.cadence, self.session.request.memory, int(process))
 
     def report(self, plan: TrainingPlan, ended: TrainResult) -> Mapping[str, Any]:
-        return finished_report(self.job, self.session.request, plan, report_of(self.session.folder.path), ended)
+        return training_report(self.job, plan, report_of(self.session.folder.path), ended)
 
 
 class ScriptRunHere(ScriptRun):
