@@ -18,7 +18,7 @@ from shoestring.federated.prepare import Prepared, plain_cost
 from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Order, Updates
 from shoestring.federated.simulation.cohort import MethodChoice, MethodDiffers, sequential_choice
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.federated.techniques.private.release import NORM_OF_DEVICES, SHOWN_EXACTLY
+from shoestring.federated.techniques.private.release import NORM_OF_DEVICES, NOT_OURS, SHOWN_EXACTLY
 from shoestring.planning.choose import Chooser, asked_for, best_or_asked
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.planning.room import Candidate, Room
@@ -169,7 +169,13 @@ def plan_federation(
         outcome = best_or_asked(Chooser(room, cost), budget, plain, techniques)
         if given.asked.epsilon is not None:
             chosen = outcome.chosen
-            warnings = (*chosen.warnings, SHOWN_EXACTLY, *(NORM_OF_DEVICES,) * (techniques is None))
+            unknown = [type(one).__name__ for one in chosen.techniques if type(one) not in CATALOGUE]
+            warnings = (
+                *chosen.warnings,
+                SHOWN_EXACTLY,
+                *(NORM_OF_DEVICES,) * (techniques is None),
+                *map(NOT_OURS.format, unknown),
+            )
             outcome = replace(outcome, chosen=replace(chosen, warnings=warnings))
         return PlannedFederation(outcome, given)
     finally:

@@ -164,12 +164,17 @@ class RunLedger:
 
 
 SHOWN_EXACTLY = (
-    "epsilon covers the weights. The losses, metrics and counts of devices that the run shows have no noise: of two runs that "
-    "differ by one device, they tell that device's loss. Show them to nobody who must not know it"
+    "epsilon covers the weights. The losses, metrics and counts of devices that the run shows, and the error that its plan "
+    "predicts, have no noise: of two runs that differ by one device, they tell that device's loss. Show them to nobody who must "
+    "not know it"
 )
 NORM_OF_DEVICES = (
     "the clipping norm was chosen by a few devices' real updates, which epsilon does not count, and is in the plan: give it by "
     "--use 'Clip(norm=...)' and GaussianNoise, or let AdaptiveClip find it privately"
+)
+NOT_OURS = (
+    "{} changes private rounds, and what it does is not known here: epsilon holds only if one device still changes the sum by no "
+    "more than the clipping norm, and nothing of a device reaches the weights without noise"
 )
 NOT_PRIVATE = (
     "NOT PRIVATE: the noise follows from --insecure-seed, so whoever knows that number can subtract it; use it for tests only, "
