@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import ClassVar, TextIO
+from typing import IO, Any, ClassVar, TextIO
 
 from shoestring.federated.device_errors import Failure, withhold_text
 
@@ -34,7 +34,7 @@ class WithheldStream(io.TextIOBase):
     """A stream that drops what a device's code writes, and passes on the rest."""
 
     others: ClassVar[frozenset[int] | None] = None  # threads that go on printing; None: no device works now
-    outside: ClassVar[dict[int, TextIO]] = {}  # while a device works: where descriptors 1 and 2 led before
+    outside: ClassVar[dict[int, IO[str]]] = {}  # while a device works: where descriptors 1 and 2 led before
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -65,7 +65,7 @@ class WithheldStream(io.TextIOBase):
             self.outside[2].write(f"{NOTE}\n")
         return len(text)
 
-    def led_before(self) -> TextIO:
+    def led_before(self) -> IO[str]:
         """The stream to where this one led before descriptors were redirected."""
         try:
             return self.outside.get(self.stream.fileno(), self.stream)
@@ -99,7 +99,11 @@ def redirected_descriptors() -> Iterator[None]:
         for number, stream in ((1, sys.__stdout__), (2, sys.__stderr__)):
             with suppress(OSError):
                 outside = os.fdopen(
-                    os.dup(number), "w", buffering=1, encoding=stream and stream.encoding, errors="replace"
+                    os.dup(number),
+                    "w",
+                    buffering=1,
+                    encoding=None if stream is None else stream.encoding,
+                    errors="replace",
                 )
                 stack.enter_context(outside)
                 os.dup2(nowhere.fileno(), number)
@@ -134,7 +138,7 @@ def replaced_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def printing_handlers() -> list[logging.StreamHandler[TextIO]]:
+def printing_handlers() -> list[logging.StreamHandler[Any]]:
     """The handlers of all loggers that hold a stream."""
     loggers = (logging.getLogger(), *logging.root.manager.loggerDict.values())
     found = {one: None for logger in loggers if isinstance(logger, logging.Logger) for one in logger.handlers}

@@ -24,7 +24,7 @@ from shoestring.core.errors import Mistake
 from shoestring.federated.events import RoundFinished
 from shoestring.federated.round import Round
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.federated.techniques.private.release import NORM_OF_DEVICES, NOT_OURS, SHOWN_EXACTLY
+from shoestring.federated.techniques.private.release import COPIED, NORM_OF_DEVICES, NOT_OURS, SHOWN_EXACTLY
 from shoestring.privacy.account import epsilon_of, epsilon_spent
 from shoestring.privacy.ledger import NAME, PrivacyLedger
 from shoestring.runs.checkpoints import draft, newest_good, publish
@@ -296,6 +296,14 @@ def test_a_ledger_that_was_deleted_does_not_make_it_forget(file: Path, tmp_path:
     assert report["rounds"] == 2 and report["ended"] == "epsilon is spent", (
         "of what kind the lost rounds were, nobody knows"
     )
+
+
+def test_a_copied_run_is_told_that_its_ledger_does_not_know_of_the_original(file: Path, tmp_path: Path) -> None:
+    assert killed(file, tmp_path / "run", lambda event: isinstance(event, Stepped) and event.step == 1, **PRIVATE)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert COPIED in run(file, tmp_path / "copy", **PRIVATE)["warnings"]
+    assert COPIED not in run(file, tmp_path / "moved", **PRIVATE)["warnings"]
 
 
 def test_a_pipe_in_place_of_the_ledger_ends_the_run_before_the_next_round(file: Path, tmp_path: Path) -> None:
