@@ -23,7 +23,7 @@ from matplotlib import pyplot
 
 from shoestring.core import random_state
 from shoestring.core.technique import text
-from shoestring.jobfile import job_path, loaded_job
+from shoestring.jobfile import job_path, load_job
 from shoestring.jobs.gpt import batches
 from shoestring.processes.group.launch import run_group
 from shoestring.runs.cadence import Cadence
@@ -79,7 +79,7 @@ def trained(way: Technique, steps: int) -> dict[str, Any]:
 @torch.no_grad()
 def judged(weights: Any) -> float:
     """The loss of a finished model."""
-    job = loaded_job(job_path("gpt"), {})
+    job = load_job(job_path("gpt"), {})
     random_state.seed(job.seed)
     model = job.model()
     model.load_state_dict(dict(weights.items()))

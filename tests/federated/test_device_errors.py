@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import shoestring
-from shoestring.core.called import guard_loss
+from shoestring.core.user_functions import guard_loss
 from shoestring.federated.device_errors import UnusableRecords, WithheldError, error_kind, withhold_text
 from shoestring.federated.device_output import withheld_output
 from shoestring.federated.events import RoundFinished

@@ -55,7 +55,7 @@ class Traits:
         if Trait.UNSPLITTABLE in self.found or Trait.MIXES_SAMPLES in self.found:
             return
         if rehearsals.worker is None and rehearsals.fits_here(plain):
-            tried = try_in_pieces(rehearsals.job, rehearsals.made_here)
+            tried = try_in_pieces(rehearsals.job, rehearsals.model_to_try)
         self.reasons |= tried
         self.found |= set(tried) - {"not tried"}
 
@@ -63,8 +63,8 @@ class Traits:
         """Note why blocks can't be recomputed: as the worker found, or by a step here if there is none and the model is
         small."""
         if rehearsals.worker is None and Trait.NO_BLOCK_RUNS not in self.found and rehearsals.fits_here(plain):
-            with random_state.kept():
-                model = rehearsals.made_here()
+            with random_state.fork_rng():
+                model = rehearsals.model_to_try()
                 random_state.seed(rehearsals.job.seed)
                 again = why_not_again(replace(rehearsals.job, mesh=on_one_axis()), model)
         if again:
@@ -87,6 +87,8 @@ def gather_evidence(
     variants = [one for one in variants if one.computes_in not in dying]
     steps = real_steps(rehearsals, plain, variants, Trait.UNSPLITTABLE not in traits.found, needs_of(only))
     traits.found |= {f"no {dtype}" for dtype, what in hardware.dtypes.items() if what}
+    if not hardware.disk:
+        traits.note(Trait.NO_DISK, NO_DISK)
     traits.note_pieces(rehearsals, plain, steps.pieces)
     traits.note_again(rehearsals, plain, steps.again)
     ledger = plain_ledger(job, plain, half, hardware, steps.anchors.get(""), traits.found)
@@ -120,6 +122,12 @@ def logs_under(rehearsals: Rehearsals, variant: Technique, halved: bool, failed:
         raise VariantFailed(failed)
     log = rehearsals.log((variant,))
     return log, rehearsals.half_log((variant,)) if halved else None
+
+
+NO_DISK = (
+    'the description of the cluster does not say how fast a device\'s disk is: add "disk", bytes per second that are written and '
+    'read back, such as "2GB"'
+)
 
 
 def half_of_the_batch(rehearsals: Rehearsals, traits: Traits) -> Log | None:

@@ -104,9 +104,12 @@ def in_slices(orders: Orders, slices: int) -> Orders:
 
 def sliced_steps(own: Iterable[Step], slices: int) -> Iterator[Step]:
     """One worker's steps with every micro-batch cut into slices."""
+    if slices == 1:
+        yield from own
+        return
     forward, backward = range(slices), range(slices)[::-1]
     for kind, piece, chunk in own:
-        if slices > 1 and kind in HALVES:
+        if kind in HALVES:
             raise Mistake("slices of a sequence can't go backward in two halves: use schedule='gpipe' or '1f1b'")
         for number in forward if kind is Kind.FORWARD else backward:
             yield kind, piece * slices + number, chunk
@@ -271,7 +274,7 @@ def action_text(action: Action) -> str:
     return f"{action.kind}{action.piece} of chunk {action.chunk}"
 
 
-def held_at_once(orders: Orders) -> tuple[int, ...]:
+def activation_counts(orders: Orders) -> tuple[int, ...]:
     """The largest number of (micro-batch, chunk) pairs whose activations each worker holds at once: from the forward
     until the backward, or until its weight half.
 
@@ -282,8 +285,8 @@ def held_at_once(orders: Orders) -> tuple[int, ...]:
     return tuple(max(accumulate((change[action.kind] for action in own), initial=0)) for own in orders)
 
 
-def held_at_most(schedule: str, stages: int, pieces: int, chunks: int = 1) -> tuple[int, ...]:
-    """The result of `held_at_once`, by formula, without writing the orders down."""
+def activation_counts_by_formula(schedule: str, stages: int, pieces: int, chunks: int = 1) -> tuple[int, ...]:
+    """The result of `activation_counts`, by formula, without writing the orders down."""
     check_schedule(schedule, stages, pieces, chunks)
     if schedule == "interleaved" and chunks > 1:
         return tuple(
