@@ -78,6 +78,10 @@ CONFLICTS: dict[frozenset[str], str] = {
     ): "malicious devices neither clip nor add their share of the noise, so epsilon would not "
     "hold: use Clip and GaussianNoise, which the server applies to whatever arrives",
     frozenset(
+        {"NormBound", "DeviceNoise"}
+    ): "the server would shorten rows and with them the noise that devices added, so its sum would have less than promised: "
+    "DeviceClip bounds them before",
+    frozenset(
         {"FedPer", "Ditto"}
     ): "FedPer keeps a part of the model on the device and Ditto a whole one: choose one of them",
     frozenset({"Ditto", "FineTune"}): "both decide which personal weights are evaluated: choose one of them",

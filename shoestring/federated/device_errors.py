@@ -40,7 +40,10 @@ class UnusableRecords(Mistake):
 
 
 class WithheldError(RuntimeError):
-    """Replaces an exception whose message must not be shown; it has the traceback of the original."""
+    """Replaces an exception whose message must not be shown; it has the traceback of the original, and its class's name
+    as `kind`."""
+
+    kind = ""
 
 
 def error_class(error: BaseException) -> str:
@@ -49,6 +52,8 @@ def error_class(error: BaseException) -> str:
     >>> error_class(KeyError()), error_class(type("Ada", (KeyError,), {})())
     ('KeyError', 'KeyError')
     """
+    if isinstance(error, WithheldError) and error.kind:
+        return error.kind
     return next(kind.__name__ for kind in type(error).__mro__ if stands_in_its_module(kind))[:LONGEST]
 
 
@@ -97,9 +102,9 @@ def is_ours(error: BaseException) -> bool:
 
 def withhold_text(error: BaseException) -> WithheldError:
     """The error's traceback without its message, for `raise ... from`."""
-    return WithheldError(f"{error_class(error)}, whose text is withheld because it may hold a record").with_traceback(
-        known_lines(error.__traceback__)
-    )
+    found = WithheldError(f"{error_class(error)}, whose text is withheld because it may hold a record")
+    found.kind = error_class(error)
+    return found.with_traceback(known_lines(error.__traceback__))
 
 
 def known_lines(traceback: TracebackType | None) -> TracebackType | None:

@@ -18,7 +18,7 @@ from shoestring.core.job import Job
 from shoestring.core.statistics import StatisticsRule
 from shoestring.core.technique import applied
 from shoestring.data.clients import clients_of
-from shoestring.federated.device_errors import Failure, UnusableRecords
+from shoestring.federated.device_errors import Failure, UnusableRecords, count_kinds
 from shoestring.federated.device_output import withheld_output
 from shoestring.federated.evidence import UpdateEvidence
 from shoestring.federated.layout import Layout, layout_of
@@ -97,7 +97,10 @@ class Prepared:
 
     def devices(self, parts: Round, states: States | None = None) -> SimulatedDevices:
         return SimulatedDevices(
-            DeviceWorker(parts, self.job, self.clients, self.job.seed), self.how.chunk, self.processes, states
+            DeviceWorker(parts, self.job, self.clients, self.job.seed, self.asked.epsilon is None),
+            self.how.chunk,
+            self.processes,
+            states,
         )
 
 
@@ -216,7 +219,7 @@ def plain_cost(given: Prepared) -> RoundCost:
     if not updates:
         failed = [one for some in arrived for one in some.rejected]
         raise Mistake(
-            f"the work of all {len(names)} clients that were tried failed; the client {failed[0].name!r}: {failed[0].why}"
+            f"the work of all {len(names)} clients that were tried failed: {count_kinds(one.why for one in failed)}"
         )
     rows = torch.cat([one.rows for one in updates])
     seconds, finite = worked / len(rows), rows.isfinite().all(1)

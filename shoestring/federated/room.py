@@ -18,7 +18,7 @@ from shoestring.federated.prepare import Prepared, plain_cost
 from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Order, Updates
 from shoestring.federated.simulation.cohort import MethodChoice, MethodDiffers, sequential_choice
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.federated.techniques.private.release import NORM_OF_DEVICES, SHOWN_EXACTLY
+from shoestring.federated.techniques.private.release import NORM_OF_DEVICES, NOT_OURS, SHOWN_EXACTLY, noise_of
 from shoestring.planning.choose import Chooser, best_or_asked, requested_candidate
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.planning.room import Candidate, Room
@@ -62,6 +62,8 @@ def doubt(plan: FederatedPlan) -> str:
     return (
         f"what comes out of a round is expected to be off by {error:.2g} times what devices find (squared), so little may be "
         f"learned: more devices a round, fewer rounds or larger budgets would help"
+        + ", and so would a model of fewer weights, because each of them has noise"
+        * (noise_of(plan.techniques) is not None)
     ) * (error >= MUCH)
 
 
@@ -169,7 +171,13 @@ def plan_federation(
         outcome = best_or_asked(Chooser(room, cost), budget, plain, techniques)
         if given.asked.epsilon is not None:
             chosen = outcome.chosen
-            warnings = (*chosen.warnings, SHOWN_EXACTLY, *(NORM_OF_DEVICES,) * (techniques is None))
+            unknown = [type(one).__name__ for one in chosen.techniques if type(one) not in CATALOGUE]
+            warnings = (
+                *chosen.warnings,
+                SHOWN_EXACTLY,
+                *(NORM_OF_DEVICES,) * (techniques is None),
+                *map(NOT_OURS.format, unknown),
+            )
             outcome = replace(outcome, chosen=replace(chosen, warnings=warnings))
         return PlannedFederation(outcome, given)
     finally:

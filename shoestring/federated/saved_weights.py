@@ -41,6 +41,11 @@ def weights_and_aliases(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor]
 
 def fits(found: Tensor, initial: Tensor) -> bool:
     """Whether a stored state can come from a technique with this initial state; a state that began without rows may
-    have any number of them."""
+    have any number of them.
+
+    >>> fits(torch.tensor(0.5), torch.tensor(1.0)), fits(torch.tensor(torch.nan), torch.tensor(1.0))
+    (True, False)
+    """
     rows = slice(int(initial.dim() > 0 and not len(initial)), None)
-    return found.dtype == initial.dtype and found.dim() == initial.dim() and found.shape[rows] == initial.shape[rows]
+    same = found.dtype == initial.dtype and found.dim() == initial.dim() and found.shape[rows] == initial.shape[rows]
+    return same and bool(found.isfinite().all())

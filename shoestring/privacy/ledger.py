@@ -36,6 +36,7 @@ CRC = len(b',"crc":"00000000"}')
 LEAST, MOST_NOISE = 1e-3, 1e6  # range of valid noise multipliers
 LEAST_RATE = 1e-12  # of sampling: one device of a million million
 MOST_LINES = 10**7
+MOST_KINDS = 64  # of rounds whose epsilon is composed exactly
 BEFORE = {
     "round",
     "digest",
@@ -183,14 +184,48 @@ class PrivacyLedger:
 
     def worst_epsilon(self, entries: Iterable[ReleasedRound], delta: float, interval: float) -> float:
         """Epsilon if all lost rounds were of the most expensive kind in the ledger."""
-        counts = Counter(one.kind for one in entries)
+        counts = count_kinds(entries)
         if not self.lost_rounds:
             return epsilon_spent(tuple(counts.items()), delta, interval)
         if not self.entries or self.lost_rounds > MOST_LINES:
             return inf
-        kinds = {one.kind for one in self.entries}
-        cases: list[Events] = [tuple((counts + Counter({kind: self.lost_rounds})).items()) for kind in kinds]
+        cases: list[Events] = [
+            tuple((counts + Counter({kind: self.lost_rounds})).items())
+            for kind in most_expensive(count_kinds(self.entries))
+        ]
         return max(epsilon_spent(case, delta, interval) for case in cases)
+
+
+def count_kinds(entries: Iterable[ReleasedRound]) -> Counter[SampledGaussian]:
+    """How many rounds there are of each kind.
+
+    Of more than MOST_KINDS, which would take minutes to compose, neighbours count as one kind with the least noise and
+    the highest rate of them, so epsilon is larger than the truth.
+    """
+    counts = Counter(one.kind for one in entries)
+    kinds = sorted(counts, key=lambda one: (one.rate, one.multiplier))
+    size = -(-len(kinds) // MOST_KINDS)
+    if size < 2:
+        return counts
+    found: Counter[SampledGaussian] = Counter()
+    for begin in range(0, len(kinds), size):
+        some = kinds[begin : begin + size]
+        joined = SampledGaussian(min(one.multiplier for one in some), max(one.rate for one in some))
+        found[joined] += sum(counts[one] for one in some)
+    return found
+
+
+def most_expensive(kinds: Iterable[SampledGaussian]) -> list[SampledGaussian]:
+    """The kinds that could be the most expensive: no other one has both less noise and a higher rate.
+
+    >>> most_expensive([SampledGaussian(1.0, 0.1), SampledGaussian(2.0, 0.1), SampledGaussian(3.0, 0.5)])
+    [SampledGaussian(multiplier=1.0, rate=0.1), SampledGaussian(multiplier=3.0, rate=0.5)]
+    """
+    found: list[SampledGaussian] = []
+    for one in sorted(set(kinds), key=lambda one: (one.multiplier, -one.rate)):
+        if not found or one.rate > found[-1].rate:
+            found.append(one)
+    return found
 
 
 def line_of(number: int, entry: ReleasedRound) -> bytes:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
 import traceback
+from asyncio import CancelledError
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,8 @@ import torch
 
 import shoestring
 from shoestring.core.user_functions import guard_loss
-from shoestring.federated.device_errors import UnusableRecords, error_kind, withhold_text
+from shoestring.federated.device_errors import UnusableRecords, WithheldError, error_kind, withhold_text
+from shoestring.federated.device_output import withheld_output
 from shoestring.federated.events import RoundFinished
 from shoestring.federated.records import records_of
 from shoestring.federated.techniques.behaviour.flip_classes import check_class
@@ -67,7 +71,19 @@ SAYS = (
     f"logging.getLogger('job').warning({SAID})",
     f"one = threading.Thread(target=lambda: [][{SAID}]); one.start(); one.join()",
     f"type('One', (), {{'__del__': lambda self: {{}}[{SAID}]}})()",
+    f"before.write({SAID}); before.flush(); buffered.write({SAID})",
+    f"sys.__stderr__.write({SAID})",
+    f"library.info({SAID})",
+    f"os.write(1, ({SAID}).encode()); os.system('echo ' + {SAID} + ' >&2')",
 )
+KEEPS = """
+import logging, os, sys, threading, warnings
+logging.basicConfig()
+library, before, buffered = logging.getLogger('library'), sys.stderr, sys.stdout
+library.addHandler(logging.StreamHandler())
+library.propagate = False
+library.setLevel(logging.INFO)
+"""
 FAILS = "raise KeyError('Ada-' + 'Lovelace-4711')"
 MISTAKEN = "raise Mistake('Ada-' + 'Lovelace-4711')"
 
@@ -143,10 +159,37 @@ def test_lines_of_code_that_a_record_named_are_not_in_a_traceback() -> None:
 
 def test_nothing_that_devices_say_is_shown_but_that_they_do(tmp_path: Path) -> None:
     file = job_file(tmp_path, in_records="; ".join(SAYS))
-    file.write_text("import logging, threading, warnings\nlogging.basicConfig()\n" + file.read_text())
+    file.write_text(KEEPS + file.read_text())
     done = federated(tmp_path, "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["rejected"] == [0, 0], done.stderr
     assert SECRET not in everything(tmp_path, done) and done.stderr.count("what devices print") == 1
+
+
+def test_a_threads_output_that_is_no_devices_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
+    begin, goes_on = threading.Event(), threading.Event()
+
+    def print_line() -> None:
+        begin.wait(HUNG)
+        print("heard", file=sys.stderr)
+        goes_on.set()
+
+    other = threading.Thread(target=print_line)
+    other.start()
+    with withheld_output():
+        begin.set()
+        assert goes_on.wait(HUNG)
+        os.write(2, SECRET.encode())
+    other.join()
+    os.write(2, b"after")
+    shown = capfd.readouterr().err
+    assert "heard\n" in shown and shown.endswith("after") and SECRET not in shown
+
+
+def test_an_error_that_is_no_exception_loses_its_text() -> None:
+    with pytest.raises(WithheldError, match="CancelledError, whose text is withheld") as caught, withheld_output():
+        raise CancelledError(SECRET)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    assert error_kind(caught.value).startswith("CancelledError in test_device_errors.py line ")
 
 
 def test_a_metric_that_is_named_after_a_record_is_counted(tmp_path: Path) -> None:

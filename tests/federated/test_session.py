@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -22,7 +22,9 @@ import shoestring
 from shoestring.commands.main import run as command
 from shoestring.core.errors import Mistake
 from shoestring.federated.events import RoundFinished
-from shoestring.federated.techniques.private.release import NORM_OF_DEVICES, SHOWN_EXACTLY
+from shoestring.federated.round import Round
+from shoestring.federated.technique import FederatedTechnique, RoundCost
+from shoestring.federated.techniques.private.release import COPIED, NORM_OF_DEVICES, NOT_OURS, SHOWN_EXACTLY
 from shoestring.privacy.account import epsilon_of, epsilon_spent
 from shoestring.privacy.ledger import NAME, PrivacyLedger
 from shoestring.runs.checkpoints import draft, newest_good, publish
@@ -236,6 +238,24 @@ def test_a_clipping_norm_that_was_chosen_by_real_updates_is_told_of(file: Path, 
     assert NORM_OF_DEVICES not in run(file, tmp_path / "given", use=given, **PRIVATE)["warnings"]
 
 
+class Unknown(FederatedTechnique):
+    why: ClassVar[str] = "it may do anything"
+    seam: ClassVar[str] = "combine"
+
+    def cost(self, cost: RoundCost, /) -> RoundCost:
+        return cost
+
+    def apply(self, subject: Round, /) -> Round:
+        return subject
+
+
+def test_what_a_technique_of_the_users_own_does_to_a_private_round_is_called_unknown(
+    file: Path, tmp_path: Path
+) -> None:
+    use = ["Clip(norm=0.5)", "GaussianNoise(multiplier=3.0)", Unknown()]
+    assert NOT_OURS.format("Unknown") in run(file, tmp_path / "run", use=use, **PRIVATE)["warnings"]
+
+
 def test_noise_that_can_not_keep_the_budget_is_refused_before_the_first_round(file: Path, tmp_path: Path) -> None:
     enough = epsilon_of(1.0, 0.5, 2, 1e-2)  # for two of four rounds
     with pytest.raises(shoestring.OverBudget, match="epsilon"):
@@ -276,6 +296,14 @@ def test_a_ledger_that_was_deleted_does_not_make_it_forget(file: Path, tmp_path:
     assert report["rounds"] == 2 and report["ended"] == "epsilon is spent", (
         "of what kind the lost rounds were, nobody knows"
     )
+
+
+def test_a_copied_run_is_told_that_its_ledger_does_not_know_of_the_original(file: Path, tmp_path: Path) -> None:
+    assert killed(file, tmp_path / "run", lambda event: isinstance(event, Stepped) and event.step == 1, **PRIVATE)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert COPIED in run(file, tmp_path / "copy", **PRIVATE)["warnings"]
+    assert COPIED not in run(file, tmp_path / "moved", **PRIVATE)["warnings"]
 
 
 def test_a_pipe_in_place_of_the_ledger_ends_the_run_before_the_next_round(file: Path, tmp_path: Path) -> None:

@@ -17,7 +17,16 @@ import pytest
 
 from shoestring.core.errors import Mistake
 from shoestring.privacy.account import QUICK, SampledGaussian, epsilon_of, epsilon_spent
-from shoestring.privacy.ledger import NAME, WIDTH, PrivacyLedger, ReleasedRound, line_of
+from shoestring.privacy.ledger import (
+    MOST_KINDS,
+    NAME,
+    WIDTH,
+    PrivacyLedger,
+    ReleasedRound,
+    count_kinds,
+    line_of,
+    most_expensive,
+)
 
 pytest.importorskip("dp_accounting")
 WEAK = ReleasedRound("a" * 16, 0, "0" * 16, 8.0, 0.1, 1e-5)
@@ -342,3 +351,21 @@ def test_two_names_of_one_ledger_and_a_limit_that_is_met_exactly(tmp_path: Path)
     exactly = PrivacyLedger(tmp_path / "c", "mine")
     limited = [exactly.spend(replace(entry, round=round, limit=limit)) for round in range(4)]
     assert limited == [True, True, True, False] and exactly.epsilon(exactly=True) == limit
+
+
+def test_a_lost_round_beside_many_kinds_counts_as_the_most_expensive_one(tmp_path: Path) -> None:
+    kinds = [SampledGaussian(1 + n / 4, 0.1 + 0.02 * (n % 3)) for n in range(5)]
+    entries = [replace(WEAK, round=n, multiplier=kind.multiplier, rate=kind.rate) for n, kind in enumerate(kinds)]
+    path = tmp_path / NAME
+    path.write_bytes(b"".join(line_of(n, one) for n, one in enumerate(entries)) + b"torn")
+    worst = max(epsilon_spent([*((kind, 1) for kind in kinds), (more, 1)], WEAK.delta, QUICK) for more in kinds)
+    assert PrivacyLedger(path).epsilon() == pytest.approx(worst, rel=1e-6)
+    assert len(most_expensive(kinds)) < len(kinds)
+
+
+def test_thousands_of_kinds_are_few_and_never_cheaper() -> None:
+    entries = [replace(WEAK, round=n, multiplier=1 + n / 1000, rate=0.1) for n in range(2000)]
+    counts = count_kinds(entries)
+    assert len(counts) <= MOST_KINDS and counts.total() == 2000
+    assert all(min(one.multiplier for one in counts) <= each.multiplier for each in entries)
+    assert sum(count / one.multiplier**2 for one, count in counts.items()) > sum(1 / e.multiplier**2 for e in entries)

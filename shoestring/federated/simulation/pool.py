@@ -147,7 +147,7 @@ class Pool:
                 raise Mistake(error)
             return slot, copy_from_shared_memory(one.slots[slot].result.unpack(data), copied)
         raise Mistake(
-            f"the process that worked for the clients {', '.join(chunk[:3])}{', …' * (len(chunk) > 3)} died {DEATHS} times: "
+            f"the process that worked for {self.worker.describe(chunk)} died {DEATHS} times: "
             f"it may have run out of memory; give --processes 1"
         )
 

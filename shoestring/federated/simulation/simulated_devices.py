@@ -29,6 +29,7 @@ from shoestring.federated.round import (
     RejectedDevice,
     Round,
 )
+from shoestring.federated.round_events import some_of
 from shoestring.federated.simulation.cohort import MethodDiffers
 
 CACHE_BYTES = 256 << 20  # bytes of records that a process keeps as tensors
@@ -55,6 +56,7 @@ class DeviceWorker:
     job: Job
     clients: Mapping[str, Any]
     seed: int
+    named: bool = True  # whether errors may name devices; not in a private federation
     cache: OrderedDict[str, Records] = field(default_factory=OrderedDict)
     size: int = 0  # bytes of the cached records
 
@@ -103,6 +105,9 @@ class DeviceWorker:
                 device.state.update(state)
                 restored.append(device.name)
         return self.parts.encode(order, devices, updates)
+
+    def describe(self, names: Sequence[str]) -> str:
+        return f"the clients {some_of(names)}" if self.named else f"{len(names)} clients"
 
     def records(self, name: str) -> Records:
         """A device's records, with the most recently used ones in a cache."""

@@ -75,6 +75,7 @@ class AdaptiveClip(FederatedTechnique):
 
         def combine(server: ServerState, arriving: Iterable[Updates]) -> Combined:
             norm, expected = float(server.state[NEXT]), int(server.state[EXPECTED])
+            check_norm(norm, NEXT, "the checkpoint")
             halves: list[float] = []  # sums of b - 1/2
 
             def clip_and_count() -> Iterator[Updates]:

@@ -10,6 +10,7 @@ is played again with new noise, and counts twice.
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,13 +102,16 @@ class RunLedger:
         self.release, self.folder = release, folder
         self.path = ledger_path(folder.path, named)
         self.spending: PrivacyLedger | None = None
+        self.copied = False  # whether the run's own ledger is in another folder than the one it began in
 
     def open(self, done: int, lines: int) -> PrivacyLedger:
         """Open the ledger. The run's checkpoint has `done` rounds, and was written when the ledger had so many `lines`."""
-        token = self.folder.read(TOKEN).get("run")
+        kept, place = self.folder.read(TOKEN), os.stat(self.folder.path).st_ino
+        token = kept.get("run")
+        self.copied = self.path.parent == self.folder.path and kept.get("place", place) != place
         if not isinstance(token, str):
             token = secrets.token_hex(8)
-            self.folder.write(TOKEN, {"run": token, "ledger": str(self.path)})
+            self.folder.write(TOKEN, {"run": token, "ledger": str(self.path), "place": place})
         self.spending = PrivacyLedger(self.path, token, done, lines)
         return self.spending
 
@@ -146,6 +150,8 @@ class RunLedger:
         spending, found = self.ledger, []
         if self.release.seeded:
             found.append(NOT_PRIVATE)
+        if self.copied:
+            found.append(COPIED)
         if spending.lost_rounds:
             found.append(
                 f"{self.path} has {spending.lost_rounds} lines missing or damaged: each counts as a round of the most expensive kind"
@@ -164,12 +170,21 @@ class RunLedger:
 
 
 SHOWN_EXACTLY = (
-    "epsilon covers the weights. The losses, metrics and counts of devices that the run shows have no noise: of two runs that "
-    "differ by one device, they tell that device's loss. Show them to nobody who must not know it"
+    "epsilon covers the weights. The losses, metrics and counts of devices that the run shows, and the error that its plan "
+    "predicts, have no noise: of two runs that differ by one device, they tell that device's loss. Show them to nobody who must "
+    "not know it"
 )
 NORM_OF_DEVICES = (
     "the clipping norm was chosen by a few devices' real updates, which epsilon does not count, and is in the plan: give it by "
     "--use 'Clip(norm=...)' and GaussianNoise, or let AdaptiveClip find it privately"
+)
+COPIED = (
+    "this run's folder is a copy, or was moved to another disk: if the original goes on, too, each ledger counts its own rounds "
+    "alone, and epsilon is that of both; let one of them go on, or give runs on the same people one --ledger"
+)
+NOT_OURS = (
+    "{} changes private rounds, and what it does is not known here: epsilon holds only if one device still changes the sum by no "
+    "more than the clipping norm, and nothing of a device reaches the weights without noise"
 )
 NOT_PRIVATE = (
     "NOT PRIVATE: the noise follows from --insecure-seed, so whoever knows that number can subtract it; use it for tests only, "
