@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from shoestring.compression.onnx.check import session
 from shoestring.compression.onnx.file_module import OnnxCall, SharedSession
-from shoestring.compression.onnx.graph import Graph, graphs_in, inputs_of
+from shoestring.compression.onnx.graph import Graph, graphs_in, inner_outputs, inputs_of
 from shoestring.core.errors import Mistake
 
 FEWEST = 64  # numbers of the smallest matrix that counts as a weight
@@ -101,7 +101,8 @@ class Segment:
 
     @property
     def inputs(self) -> list[str]:
-        made = {name for node in self.nodes for name in node.output}
+        """Tensors from outside, also those that only subgraphs of nodes read."""
+        made = {name for node in self.nodes for name in (*node.output, *inner_outputs(node))}
         return list(dict.fromkeys(name for node in self.nodes for name in inputs_of(node) if name and name not in made))
 
 
