@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from math import prod
 from typing import Any
 
@@ -65,7 +66,9 @@ def holder_names(names: Sequence[str]) -> list[str]:
     for name in names:
         plain = name.replace(".", "_").strip("/") or "weight"
         taken = {*found, *dir(OnnxCall), "graph", "names", "steps", "kinds", "rows", "outputs"}
-        found.append(next(one for one in (plain, *(f"{plain}_{n}" for n in range(1, 10**6))) if one not in taken))
+        found.append(
+            plain if plain not in taken else next(one for n in count(1) if (one := f"{plain}_{n}") not in taken)
+        )
     return found
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import shoestring
 from shoestring import Job
 from shoestring.commands.main import run
-from shoestring.core.errors import Mistake, OverBudget
+from shoestring.core.errors import Mistake
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -64,7 +64,7 @@ def loss(output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
 def job() -> Job:
     draw = torch.Generator().manual_seed(1)
     data = [
-        (torch.randint(0, 40, (8, 4), generator=draw), torch.randint(0, 40, (8,), generator=draw)) for _ in range(60)
+        (torch.randint(0, 40, (8, 4), generator=draw), torch.randint(0, 40, (8,), generator=draw)) for _ in range(24)
     ]
     return Job(model=nn.Identity, data=lambda: data, loss=loss)
 
@@ -120,7 +120,7 @@ def test_a_file_with_a_fixed_number_of_samples_takes_any(tmp_path: Path) -> None
         assert torch.allclose(free(ids), fixed(ids), atol=1e-6)
 
 
-@pytest.mark.parametrize("rows", ["batch", 4])
+@pytest.mark.parametrize("rows", ["batch", pytest.param(4, marks=pytest.mark.slow)])
 def test_an_onnx_file_is_compressed_within_its_size_and_measured_in_onnxruntime(
     tmp_path: Path, rows: int | str
 ) -> None:
@@ -168,8 +168,6 @@ def test_what_does_not_apply_to_an_onnx_file_is_refused_with_the_reason(
             shoestring.compress(path, tmp_path / "small", job=job(), **({"size": "40KB"} | options))
     with pytest.raises(Mistake, match="no data to calibrate"):
         shoestring.compress(path, tmp_path / "small", size="40KB")
-    with pytest.raises(OverBudget):
-        shoestring.compress(path, tmp_path / "small", size="12KB", job=job())
     (tmp_path / "text.onnx").write_text("no graph")
     for name, said in (("text.onnx", "can't be read as an ONNX file"), ("lost.onnx", "is not a file")):
         with pytest.raises(Mistake, match=said):
