@@ -91,7 +91,7 @@ def test_no_job_that_a_compressed_model_names_is_run(
         with pytest.raises(Mistake, match="only if you name it") as told:
             shoestring.load("downloaded")
         assert name in str(told.value) and sent.quiet
-    with pytest.warns(UserWarning, match="not as it was"):
+    with pytest.warns(UserWarning, match="is not the job that downloaded was made with"):
         assert shoestring.load("downloaded", job=sent.net)(torch.zeros(2, 8)).shape == (2, 2)
     assert (
         shoestring.load(

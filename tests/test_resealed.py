@@ -27,12 +27,12 @@ from shoestring.core.seal import seal
 from shoestring.data.feed import Feed
 from shoestring.federated.available import available_techniques
 from shoestring.federated.kept_plan import plan_in as federated_plan_in
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.planning.plan import Outcome
 from shoestring.privacy.ledger import PrivacyLedger, ReleasedRound, line_of
 from shoestring.processes.messages import Cause, Failure, message_text, read_message
 from shoestring.processes.named_job import claim_of_run, flags_for
-from shoestring.processes.task import read_task, written_task
+from shoestring.processes.task import read_task, task_text
 from shoestring.runs.checkpoints import RunCheckpoint, damage, list_checkpoints, reading_untrusted
 from shoestring.runs.event_log import NAME
 from shoestring.runs.event_log import line_of as event_line
@@ -338,7 +338,7 @@ def at(whole: Any, path: tuple[Any, ...]) -> Any:
 def test_the_state_of_a_checkpoint(room: Room, tmp_path: Path) -> None:
     shutil.copytree(room.run, tmp_path / "run")
     checkpoint = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
-    job = loaded_job(room.net, {})
+    job = load_job(room.net, {})
     whole = json.loads((checkpoint.path / "state.json").read_text())
 
     def use(out: Path) -> None:
@@ -379,8 +379,8 @@ def test_the_aliases_of_a_checkpoint_and_its_header(room: Room, tmp_path: Path) 
 def test_tasks_and_messages(room: Room) -> None:
     read: Callable[[str], object]
     for text, read in [
-        (written_task(TrainTask(file="a.py", steps=3)), read_task),
-        (written_task(DoctorTask()), read_task),
+        (task_text(TrainTask(file="a.py", steps=3)), read_task),
+        (task_text(DoctorTask()), read_task),
         (message_text(Failure(Cause.JOB, "no")), read_message),
     ]:
         read(text)

@@ -28,7 +28,7 @@ import torch
 from shoestring.core import random_state
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.data.feed import Feed
-from shoestring.jobfile import job_path, loaded_job
+from shoestring.jobfile import job_path, load_job
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.event import Stepped
 from shoestring.runs.event_log import Events
@@ -45,7 +45,7 @@ OFTEN = Cadence().seconds
 
 
 def main(between: int = 10) -> None:
-    job = loaded_job(job_path("gpt"), {})
+    job = load_job(job_path("gpt"), {})
     random_state.seed(0)
     run, feed = build_run(job, (FusedOptimizer(),), job.model()), Feed(job)
     training = steps(run, feed)

@@ -238,18 +238,17 @@ def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bo
     def part(quick: bool) -> dict[str, Any]:
         from shoestring.compression.formats.packed_modules import decode_weights
         from shoestring.compression.healing import heal_session
-        from shoestring.compression.session import CompressOptions, begun, loaded_model
+        from shoestring.compression.session import CompressOptions, begin_session, loaded_model
         from shoestring.compression.source import from_job
         from shoestring.core.budget import Budget
-        from shoestring.training.library import train
 
         source = from_job(str(HERE / "minilm_job.py"), {})
-        session = begun(
+        session = begin_session(
             source, CompressOptions(Budget.parse(size=size) if size else Budget(), use=use, measure="cosine")
         )
         with tempfile.TemporaryDirectory() as folder:
             before = compared(compressed_model(session.plan).model, source, session.given.unseen)
-            session = heal_session(session, "20s" if quick else minutes, Path(folder) / "healing", train)
+            session = heal_session(session, "20s" if quick else minutes, Path(folder) / "healing")
             measured = session.write_and_measure(Path(folder) / "small")
             torch.set_num_threads(1)
             model = loaded_model(session.source, Path(folder) / "small")

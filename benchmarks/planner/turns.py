@@ -16,7 +16,7 @@ from statistics import median
 from shoestring.core import random_state
 from shoestring.core.technique import parse_technique
 from shoestring.data.feed import Feed
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.loop import steps
@@ -28,7 +28,7 @@ def techniques(text: str) -> tuple[Technique, ...]:
 
 
 def main(problem: str, rounds: int, plans: list[str]) -> None:
-    job = loaded_job(Path(__file__).parent / "problems.py", {"problem": problem})
+    job = load_job(Path(__file__).parent / "problems.py", {"problem": problem})
     trainings = []
     for plan in plans:
         random_state.seed(0)

@@ -129,10 +129,10 @@ def killed_and_resumed(job: str, folder: Path) -> dict[str, Any]:
 def weights_of(path: str) -> int:
     import torch
 
-    from shoestring.jobfile import loaded_job
+    from shoestring.jobfile import load_job
 
     with torch.device("meta"):
-        return sum(weight.numel() for weight in loaded_job(Path(path), {}).model().parameters())
+        return sum(weight.numel() for weight in load_job(Path(path), {}).model().parameters())
 
 
 def overlap() -> dict[str, Any]:

@@ -28,7 +28,7 @@ from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.figures import Quantity
 from shoestring.core.technique import applied, in_order, parse_technique
-from shoestring.planning.choose import Chooser, asked_for, best_or_asked
+from shoestring.planning.choose import Chooser, best_or_asked, requested_candidate
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.planning.room import Candidate, Room
 
@@ -239,7 +239,7 @@ def plan_compression(
 ) -> CompressOutcome:
     """The best plan within the budget, or exactly the requested techniques. Raises OverBudget with the nearest plan."""
     room = CompressRoom(cost, checked, original, catalogue)
-    plain = room.confirm(asked_for((), cost))
+    plain = room.confirm(requested_candidate((), cost))
     techniques = None
     if use is not None:
         techniques = in_order(parse_technique(one, catalogue) if isinstance(one, str) else one for one in use)

@@ -20,14 +20,14 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.weights import PICKLES, as_weights
 from shoestring.data.feed import looking
-from shoestring.jobfile import BUILT_IN, job_path, loaded_job
+from shoestring.jobfile import BUILT_IN, job_path, load_job
 from shoestring.processes.named_job import Claim, Named, claim_of_run, named_job
 from shoestring.runs.checkpoints import RunCheckpoint
 from shoestring.runs.export import best_weights, checkpoint_of, named_weights, newer_weights
 from shoestring.runs.folder import Folder
 from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.initial_weights import source as weights_taken
-from shoestring.runs.modules import changed_text, changes, imported_modules, kept_modules
+from shoestring.runs.modules import imported_modules
 
 CALIBRATION = 256  # samples for calibration
 CHECKED = 192  # samples on which plans are confirmed
@@ -107,7 +107,7 @@ def job_with_file(job: Job, path: str) -> tuple[Job, nn.Module]:
 
 
 def from_job(path: str, flags: Mapping[str, Any]) -> ModelSource:
-    job = loaded_job(job_path(path), dict(flags))
+    job = load_job(job_path(path), dict(flags))
     notes = () if job.weights else (UNTRAINED.format(Path(path).name),)
     return ModelSource(
         job, prepare_model(fresh_model(job)), job_file_entries(Path(job_path(path)), flags), notes, Path(path).stem
@@ -122,12 +122,6 @@ UNTRAINED = (
 
 def from_run(folder: Folder, best: bool, named: Named | None, flags: Mapping[str, Any]) -> ModelSource:
     job, notes = named_job(claim_of_run(folder), named, flags)
-    if job.origin is not None:
-        changed = changes(kept_modules(folder) or {}, imported_modules(), Path(job.origin.file).parent).changed
-        notes += [
-            f"{changed_text(name)}: with the run's weights it may compute something else than in training"
-            for name in changed
-        ]
     job = job if job.origin is not None else copy_every_model(job)
     model = model_of_run(job, folder, best, notes)
     about = manifest_entries(job)
@@ -204,13 +198,14 @@ def manifest_entries(job: Job) -> dict[str, Any]:
 
 
 def job_file_entries(file: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest's entries for a job file: its path or built-in name, its SHA-256 and its flags."""
+    """The manifest's entries for a job file: its path or built-in name, its SHA-256, its flags and its modules."""
     built_in = next((name for name in BUILT_IN if Path(job_path(name)) == file), "")
     return {
         "job": {
             "file": built_in or str(file.resolve()),
             "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
             "flags": dict(flags),
+            "modules": imported_modules(),
         },
         "edits": [],
         "decoded": False,

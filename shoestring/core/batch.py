@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import pairwise
 from operator import is_
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.foreign import items_of
 from shoestring.core.seams import calls_user
+from shoestring.core.sums import cut_range
 
 Batch = Any
 
@@ -84,13 +84,8 @@ def split(batch: Batch, pieces: int) -> list[Batch]:
         )
     return [
         map_leaves(partial(rows_of, start=start, stop=stop, count=count), batch)
-        for start, stop in piece_bounds(count, pieces)
+        for start, stop in cut_range(0, count, pieces)
     ]
-
-
-def piece_bounds(count: int, pieces: int) -> list[tuple[int, int]]:
-    """Bounds of consecutive pieces, as equal as possible."""
-    return list(pairwise(count * number // pieces for number in range(pieces + 1)))
 
 
 @calls_user("data")

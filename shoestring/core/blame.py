@@ -5,8 +5,8 @@ that belongs to no library:
 
     of the user                                     theirs, and that is the line to look at
     ours, and marked as calling what the user gave  theirs: a model of torch's own layers has no frame of the user
-    ours, and layers of a model run below it        theirs, at the last line of the user's before; but not where we compute them again
-                                                    (`repeats_user`), which went well the first time
+    ours, and layers of a model run below it        theirs, at the user's last line above it; ours if this is a second computation of
+                                                    these layers (`repeats_user`), because the first one worked
     ours otherwise                                  ours
 
 Torch's own lines tell a user nothing: if a layer of torch fails, its module is named, as in the model's

@@ -40,6 +40,9 @@ class Description:
     name: str = ""
     device: str = "cuda"
     base: float = 2.0**30  # bytes of a process besides its tensors
+    disk: float = (
+        0.0  # bytes per second that a device writes to and reads from disk; 0: not known, so nothing is put there
+    )
     peak: Mapping[str, float] = field(default_factory=dict)  # precision -> operations per second, by the data sheet
     efficiency: Mapping[str, float] = field(
         default_factory=dict
@@ -136,6 +139,7 @@ KEYS: dict[str, Callable[[Any], Any]] = {
     "network": rate,
     "network_latency": seconds,
     "base": size_or_nothing,
+    "disk": rate,
     "peak": by_precision(number),
     "efficiency": by_precision(share),
     "attention": share,

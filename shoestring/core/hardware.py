@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shoestring.core.cluster_file import read_cluster
-from shoestring.core.sums import LIBRARY, RING, Rate, Speeds, choose_algorithm, seconds, sent_bytes
+from shoestring.core.sum_costs import Rate, Speeds, choose_algorithm, seconds
+from shoestring.core.sums import LIBRARY, RING, sent_bytes
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Hardware:
     memory: int = 0  # bytes of the device
     torch: str = ""  # build
     flops: float = 5e10  # operations per second of a float32 matrix product, all cores
-    disk: float = 5e8  # bytes per second, write then read back
+    disk: float = 5e8  # bytes per second, write then read back; 0: not described
     direct: float = 0.0  # the same without the page cache; 0: direct I/O is unavailable
     moving: float = 0.0  # core seconds per byte of that, with its checksum; 0: not measured yet
     fault: float = 6e-11  # seconds per byte of fresh memory in ordinary pages
@@ -55,6 +56,7 @@ def cluster(path: Path, devices: int) -> Hardware:
         memory=int(told.memory),
         flops=told.flops,
         bandwidth=told.bandwidth,
+        disk=told.disk,
         base=told.base,
         described=True,
         cores=1,
@@ -78,8 +80,7 @@ def measured_group(
     machine: Hardware, name: str, count: int, ways: Mapping[str, tuple[Rate, ...]], memory: float, busy: bool = False
 ) -> Hardware:
     """The machine with measurements for `count` workers, stored under `name`. If other processes kept it busy,
-    algorithms can't be compared:
-    only the usual one, which is the first, is kept."""
+    algorithms can't be compared, so only the usual one, which is the first, is kept."""
     ways = dict(list(ways.items())[:1]) if busy else ways
     sums = {way: [(rate.per_byte, rate.per_message, rate.most) for rate in rates] for way, rates in ways.items()}
     link = (*sum_rate(Speeds(measured=ways), count), memory)

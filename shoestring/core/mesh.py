@@ -21,7 +21,7 @@ from math import prod
 
 from shoestring.core.coordinates import coordinates
 from shoestring.core.link import Link
-from shoestring.core.sums import Speeds
+from shoestring.core.sum_costs import Speeds
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,6 @@ class Mesh:
 
     def rank_at(self, place: Mapping[str, int]) -> int:
         return rank_at(self.sizes, place)
-
-    def ranks_along(self, axis: str) -> list[int]:
-        """The ranks of this worker's line, in order."""
-        return next(line for line in lines(self.sizes, axis) if self.link.rank in line)
 
     @property
     def drawing_alike(self) -> int:

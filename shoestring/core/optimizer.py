@@ -27,7 +27,7 @@ WAY_OUT = (
 
 
 @calls_user("optimizer")
-def made_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of the model's parameters that need a gradient."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not named:

@@ -73,7 +73,7 @@ class RandomStream:
 
 @contextmanager
 def fork_rng() -> Iterator[None]:
-    """Restores the state of all generators afterwards, whatever is drawn inside."""
+    """While inside, anything may be drawn: the state of all generators is restored afterwards, as by `torch.random.fork_rng`."""
     before = state()
     try:
         yield

@@ -22,11 +22,11 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, default_forward
 from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, on_one_axis
-from shoestring.core.optimizer import made_optimizer
+from shoestring.core.optimizer import make_optimizer
 from shoestring.core.private import number_of
 from shoestring.core.run_state import RunState
 from shoestring.core.seams import calls_user
-from shoestring.core.stepping import UNDIVIDED, Stepping, tried_stepping
+from shoestring.core.stepping import UNDIVIDED, Stepping, try_stepping
 from shoestring.core.user_functions import guard_loss, value_text
 
 
@@ -219,7 +219,7 @@ def clip_across_workers(run: Run, parameters: Sequence[nn.Parameter]) -> Tensor:
 
 def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Run:
     """Plain training, without techniques: what every technique is compared with."""
-    optimizer = made_optimizer(job, model)
+    optimizer = make_optimizer(job, model)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device = parameters[0].device
 
@@ -264,5 +264,5 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
         OutsideSteps(evaluate=job.forward),
         RunTeam(job.mesh, own_part(job.mesh)),
         settings=RunSettings(job.steps, job.seed, job.clip),
-        stepping=cache(lambda: tried_stepping(job, optimizer, model)),
+        stepping=cache(lambda: try_stepping(job, optimizer, model)),
     )

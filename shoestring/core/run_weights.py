@@ -46,9 +46,9 @@ def result(run: Run) -> dict[str, Any]:
 
 
 @contextmanager
-def guarded_outside(run: Run) -> Iterator[None]:
-    """Guards job code that runs outside of a step (used in `OutsideSteps.usable`): refuses access to weights that are
-    not in memory."""
+def guard_outside(run: Run) -> Iterator[None]:
+    """While inside, refuse access to weights that are not in memory, by job code that runs outside of a step
+    (`OutsideSteps.usable`)."""
     with ExitStack() as stack:
         for part in run.state_that(KeepsWeights):
             stack.enter_context(part.guarding())

@@ -1,9 +1,8 @@
 """A technique: a small frozen value with two pure functions, `cost` and `apply`.
 
-It is generic over its *subject*, which it changes (a training run, a model to make smaller), and over
-the subject's cost.
-A room has a base class for both, such as `training.technique.TrainingTechnique`; a technique inherits from that, is a
-frozen dataclass whose fields are its knobs, and overrides the defaults that do not fit.
+It is generic over its *subject*, which it changes (a training run, a model to make smaller), and over the subject's
+cost. A room has a base class for both, such as `training.technique.TrainingTechnique`; a technique inherits from that,
+is a frozen dataclass whose fields are its knobs, and overrides the defaults that do not fit.
 
 Contract: `apply` changes no field of the subject, the job or the links that it is given
 (tests/training/test_technique.py). One number, `order`, sorts techniques for `cost` and `apply` alike
@@ -32,6 +31,7 @@ class Technique(ABC, Generic[S, C]):
     why: ClassVar[str]  # what it is good for, in a few words
     order: ClassVar[int] = 100  # its position among a plan's techniques, for `cost` and `apply` alike
     exact: ClassVar[bool] = True  # whether the result is unchanged, unless `exactness` is more precise
+    on_request: ClassVar[bool] = False  # never chosen by the planner: used only if the user names it
 
     @abstractmethod
     def cost(self, cost: C, /) -> C:
@@ -44,7 +44,7 @@ class Technique(ABC, Generic[S, C]):
     @classmethod
     def choices(cls, cost: C, /) -> tuple[Self, ...]:
         """The settings worth trying; empty if it is only used on request."""
-        return (cls(),)
+        return () if cls.on_request else (cls(),)
 
     def refusal(self, cost: C, /) -> str:
         """Why it can't work here; empty if it can."""

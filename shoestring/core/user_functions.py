@@ -30,7 +30,7 @@ CALLS = {
 
 
 def value_text(value: object) -> str:
-    """What a job's function gave, in words.
+    """What a job's function returned, in words.
 
     >>> import torch
     >>> value_text(torch.zeros(8)), value_text(None), value_text(3.0)

@@ -16,7 +16,7 @@ from typing import Any
 from shoestring.core import random_state
 from shoestring.core.batch import Batch
 from shoestring.core.data_objects import has_state
-from shoestring.data.kinds import begin_epoch, counts_right, said_length
+from shoestring.data.kinds import begin_epoch, counts_right, stated_length
 
 CALLS_USER = "data"  # core/seams.py
 
@@ -39,7 +39,7 @@ class Rounds:
         """`epochs`: how many the job asks for; `counted`: whether the end of a round must be known."""
         self.data, self.factory, self.epochs_asked = data, factory, epochs
         self.stateful = has_state(data)
-        self.length = said_length(
+        self.length = stated_length(
             data
         )  # batches per round, by the data's length while that was never wrong; 0: unknown
         self.looks_ahead = counted and not counts_right(data) and not (self.stateful and self.length)

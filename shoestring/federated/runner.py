@@ -20,7 +20,7 @@ from shoestring.core.errors import Mistake, OverBudget, error_sentence
 from shoestring.core.job import target
 from shoestring.core.run import plain_run
 from shoestring.core.seams import calls_user
-from shoestring.core.signals import asked_by, listening
+from shoestring.core.signals import listening, stop_reason
 from shoestring.federated.events import RoundFinished
 from shoestring.federated.prepare import Prepared
 from shoestring.federated.room import FederatedPlan, doubt
@@ -310,7 +310,7 @@ class Runner:
         """The first signal ends the run after this round and saves; a second one ends it at once."""
         if self.stop:
             os._exit(128 + number)
-        self.stop, self.signal = asked_by(number), number
+        self.stop, self.signal = stop_reason(number), number
 
     @calls_user("show")
     def end(self, why: str) -> FederationResult:

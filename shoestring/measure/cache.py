@@ -40,7 +40,7 @@ def cache_folder() -> Path:
     return Path(os.devnull) / "shoestring"  # a user without a home: nothing can be cached
 
 
-def read_kept(path: Path, kind: type[T]) -> T | None:
+def read_cached(path: Path, kind: type[T]) -> T | None:
     """The value in a cache file; None if there is none, or the file is damaged."""
     try:
         if not all(only_ours(os.stat(folder)) for folder in folders_above(path)):
@@ -78,7 +78,7 @@ def all_bounded(data: Any) -> bool:
     return True
 
 
-def write_kept(path: Path, value: object) -> None:
+def write_cached(path: Path, value: object) -> None:
     """Cache a value. If the folder can't be written to, the value is measured again each time, which takes seconds."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.foreign import copied_module
+from shoestring.core.foreign import copy_module
 from shoestring.core.missing import grouped_mm
 from shoestring.core.private import (
     CTC_LOSSES,
@@ -40,6 +40,7 @@ from shoestring.core.private import (
     tree_leaves,
     tree_map,
 )
+from shoestring.core.stepping import parameter_like
 from shoestring.measure.layouts import WRONG, correct_layout
 
 REAL_LIMIT = 1 << 24  # bytes: a larger result is fake even if it depends on no weight
@@ -206,16 +207,16 @@ class Stage(DispatchMode):
 
     def copy(self, model: nn.Module) -> nn.Module:
         """A copy of a real model with fake weights; the model itself is not changed."""
-        return copied_module(model, {id(parameter): self.weight(parameter) for parameter in model.parameters()})
+        return copy_module(model, {id(parameter): self.weight(parameter) for parameter in model.parameters()})
 
     def weight(self, parameter: nn.Parameter) -> nn.Parameter:
         if parameter.device.type == "meta":  # constructed there, to become real elsewhere
             with self.fake:
                 value = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype)
-            return nn.Parameter(value, parameter.requires_grad)
+            return parameter_like(parameter, value)
         if isinstance(parameter.data, FakeTensor):
             return parameter
-        return nn.Parameter(self.fake.from_tensor(parameter.data), parameter.requires_grad)
+        return parameter_like(parameter, self.fake.from_tensor(parameter.data))
 
 
 @contextmanager

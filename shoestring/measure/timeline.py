@@ -117,6 +117,7 @@ def validation(log: Log) -> list[MomentSpan]:
 def blocks_of(log: Log) -> tuple[Block, ...]:
     """The blocks of the last plain step, in execution order, with the bytes and operations of each."""
     step, born = last_step(log)
+    steps = max(sum(moment.phase == "update" for _, moment in log.marks), 1)  # operations are counted over all of them
     forward = [stretch for stretch in step if stretch.moment.phase == "forward"]
     gradient: Counter[str] = Counter()
     for storage, (moment, size) in born.items():
@@ -145,8 +146,8 @@ def blocks_of(log: Log) -> tuple[Block, ...]:
                 ),
                 spike=tops.get(name, base) - base,
                 gradient=gradient[name],
-                flops=log.flops[Moment("forward", name)],
-                backward_flops=log.flops[Moment("backward", name)],
+                flops=log.flops[Moment("forward", name)] / steps,
+                backward_flops=log.flops[Moment("backward", name)] / steps,
             )
         )
         kept, later = kept - held, later + gradient[name]

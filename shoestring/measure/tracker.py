@@ -362,8 +362,8 @@ def watch_run(run: Run, tracker: Tracker, holders: Holders) -> Run:
     def forward(model: nn.Module, batch: Batch) -> Any:
         tracker.look(tracker.begin)
         with (
-            caches_noted(run, tracker.log.traits),
-            visits_told(
+            note_caches(run, tracker.log.traits),
+            report_visits(
                 run,
                 lambda name: tracker.look(tracker.enter, name),
                 lambda name, output: tracker.look(tracker.leave, output),
@@ -389,7 +389,7 @@ def watch_run(run: Run, tracker: Tracker, holders: Holders) -> Run:
 
 
 @contextmanager
-def visits_told(run: Run, enter: Callable[[str], None], leave: Callable[[str, Any], None]) -> Iterator[None]:
+def report_visits(run: Run, enter: Callable[[str], None], leave: Callable[[str, Any], None]) -> Iterator[None]:
     """While inside, `enter` gets the name of every block whose forward begins, and `leave` its name and output."""
 
     def note_exit(name: str, output: Any) -> None:  # must return None, or the hook would replace the output
@@ -411,8 +411,8 @@ def visits_told(run: Run, enter: Callable[[str], None], leave: Callable[[str, An
 
 
 @contextmanager
-def caches_noted(run: Run, traits: set[str]) -> Iterator[None]:
-    """While inside, a key-value cache that a block is given is noted as a trait."""
+def note_caches(run: Run, traits: set[str]) -> Iterator[None]:
+    """While inside, note as a trait that a block is given a key-value cache."""
 
     def look(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         if holds_cache((args, tuple(named.values()))):

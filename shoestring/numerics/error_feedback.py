@@ -28,6 +28,6 @@ def update_with_error(update: Tensor, kept: Tensor | None) -> Tensor:
 
 
 def encode_and_keep(encoder: Encoder, owed: Tensor, into: Tensor) -> None:
-    """Write the message for `update_with_error`; afterwards `update_with_error` holds what the message left out."""
+    """Write the message for `owed`; afterwards `owed` holds what the message left out."""
     encoder.encode(owed, into)
     encoder.add(into, owed, times=-1.0)

@@ -91,7 +91,7 @@ class Chooser(Generic[T, C, P]):
         ):
             return None
         with suppress(Mistake):
-            one = asked_for(earlier, self.cost)
+            one = requested_candidate(earlier, self.cost)
             return one if one.exactness <= most else None
         return None
 
@@ -362,7 +362,7 @@ def tiers(found: Iterable[Candidate[T, C]], levels: Sequence[Exactness]) -> list
     ]
 
 
-def asked_for(techniques: tuple[T, ...], cost: C) -> Candidate[T, C]:
+def requested_candidate(techniques: tuple[T, ...], cost: C) -> Candidate[T, C]:
     """The techniques that the user named, in their order, as a candidate; refused with the reason if one can't be used."""
     now, level = cost, Exactness.BITS
     for technique in techniques:
@@ -399,7 +399,7 @@ def best_or_asked(
         return chooser.best(budget, levels, plain, known=(plain,))
     if reason := conflict(room, techniques):
         raise Mistake(f"{techniques_text(techniques)} can't be combined: {reason}")
-    chosen = room.confirm(asked_for(techniques, chooser.cost))
+    chosen = room.confirm(requested_candidate(techniques, chooser.cost))
     if broken := budget.broken_limits(chosen.numbers()):
         raise OverBudget(
             f"{chosen} does not keep the budget: {'; '.join(map(str, broken))}; leave --use out to let shoestring choose",

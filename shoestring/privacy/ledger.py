@@ -26,7 +26,7 @@ from math import inf
 from pathlib import Path
 
 from shoestring.core.errors import Mistake
-from shoestring.core.files import append_synced, held_to_append
+from shoestring.core.files import append_synced, lock_to_append
 from shoestring.core.regular import read_regular
 from shoestring.privacy.account import EXACT, QUICK, Events, SampledGaussian, check_delta, epsilon_spent
 
@@ -116,7 +116,7 @@ class PrivacyLedger:
         Returns False, and writes nothing, if the round would exceed the run's budget or the population's limit (others
         may have spent meanwhile). Then nothing of the round may be released.
         """
-        with held_to_append(self.path) as file:
+        with lock_to_append(self.path) as file:
             self.read()
             if self.would_exceed(entry, budget):
                 return False

@@ -28,6 +28,10 @@ class Event:
     kind: ClassVar[str]
     time: float = field(default=0.0, kw_only=True)  # seconds since 1970; set when the event is written
 
+    def sentence(self) -> str:
+        """What a room's event says in the list of events; empty: it is not listed."""
+        return ""
+
 
 @dataclass(frozen=True)
 class Planning(Event):
@@ -47,6 +51,7 @@ class Begun(Event):
     step: int  # the step it resumes from; 0: a new run
     how: str = ""  # the position in the data that it resumes from
     world: int = left_out(1)  # workers
+    together: int = left_out(1)  # batches that come at once: one from each process that loads data
 
 
 @dataclass(frozen=True)

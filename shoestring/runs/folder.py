@@ -34,7 +34,7 @@ from typing import Any
 
 from shoestring.core.codec import Unreadable, from_json, to_json
 from shoestring.core.errors import Mistake
-from shoestring.core.files import opened_and_locked, write_whole
+from shoestring.core.files import open_and_lock, write_whole
 from shoestring.core.regular import read_regular, regular
 from shoestring.core.seal import Damaged, seal, unseal
 from shoestring.runs.request import Request
@@ -128,7 +128,7 @@ def lock_of(folder: Path) -> tuple[int, bool]:
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
-            return opened_and_locked(folder / "lock", os.O_RDWR | os.O_CREAT, regular)
+            return open_and_lock(folder / "lock", os.O_RDWR | os.O_CREAT, regular)
 
 
 def holder(folder: Path) -> int | None:

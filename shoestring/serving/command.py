@@ -72,7 +72,7 @@ def check_use(use: tuple[str, ...]) -> None:
 
 def source_of(command: ServeCommand, call: Call) -> ServedSource:
     """What is to be served; what can be told before torch is imported is told now."""
-    from shoestring.jobfile import job_path, parsed_flags
+    from shoestring.jobfile import job_path, parse_flags
 
     path, flags = command.model, {}
     if os.path.isdir(path):
@@ -81,13 +81,13 @@ def source_of(command: ServeCommand, call: Call) -> ServedSource:
                 f"{path} is no run and no compressed model: give the folder that `train` or `compress` wrote, or a job"
             )
         if command.job is not None:
-            flags = parsed_flags(job_path(command.job), call.words, call.own_flags)
+            flags = parse_flags(job_path(command.job), call.words, call.own_flags)
         elif call.words:
             raise Mistake(
                 f"{call.words[0]!r} is no option of this command; flags of the model's job are given with --job FILE"
             )
     else:
-        flags = parsed_flags(job_path(path), call.words, call.own_flags)
+        flags = parse_flags(job_path(path), call.words, call.own_flags)
         path = job_path(path)
     from shoestring.serving.loading import ServedSource
 

@@ -34,7 +34,7 @@ def outcome_text(
         *(indent_text(f"{text(one)}: {one.why}") for one in chosen.techniques),
         *[""] * bool(chosen.techniques),
         *(line for warning in chosen.warnings for line in (plain(f"warning: {warning}"), "")),
-        *compared_plans(plan_rows(outcome, columns), screen),
+        *plan_comparison(plan_rows(outcome, columns), screen),
         "",
         *about,
         *more_budget(outcome.more, columns),
@@ -61,7 +61,7 @@ def plan_rows(outcome: Outcome[Any], columns: Sequence[Quantity]) -> list[list[s
     ]
 
 
-def compared_plans(rows: Sequence[Sequence[str]], screen: Screen) -> list[RenderableType]:
+def plan_comparison(rows: Sequence[Sequence[str]], screen: Screen) -> list[RenderableType]:
     """Plans as a table, or, if that would break names, as a name and a line of figures each."""
     figures_at = range(1, len(rows[0]) - 1)
     if screen.width is None or screen.width >= NARROW:
@@ -107,11 +107,11 @@ def basis(outcome: Outcome[Any]) -> list[RenderableType]:
         tried = f"{outcome.tried:,} combination{'s' * (outcome.tried != 1)} tried"
         lines += [f"{tried}, {outcome.fitting:,} fit by arithmetic{took}"]
     lines += [f"how its figures are known: {outcome.chosen.basis}"] if outcome.chosen.basis else []
-    lines += [measured_earlier(outcome.measured_at)] if outcome.measured_at else []
+    lines += [measurement_note(outcome.measured_at)] if outcome.measured_at else []
     return [plain(line) for line in lines]
 
 
-def measured_earlier(when: float) -> str:
+def measurement_note(when: float) -> str:
     """When the figures of a plan were measured, and what to do if that is too long ago."""
     return (
         f"measured earlier, at {strftime('%Y-%m-%d %H:%M', localtime(when))}, on this machine; files that the job reads may have "

@@ -65,15 +65,16 @@ def report_finished(
     if call.json:
         print(json.dumps(finite_json(dict(report))))
         return DONE
-    with believed_report(run):
+    with check_report(run):
         place = Path(asked.report or run / "report.html")
         shown(report, place) if shown is not None else show(report, told, place)
     return DONE
 
 
 @contextmanager
-def believed_report(run: Path) -> Iterator[None]:
-    """While inside, what a run's report.json says that can't be is told as its fault: anybody may have written it."""
+def check_report(run: Path) -> Iterator[None]:
+    """While inside, an error from impossible content is reported as the fault of the run's report.json, which anybody
+    may have written."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:

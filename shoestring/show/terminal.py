@@ -37,7 +37,7 @@ def render_text(parts: Iterable[RenderableType], screen: Screen) -> str:
     """Text that rich makes of these parts, one below the other."""
     from io import StringIO
 
-    from rich.console import Console
+    from shoestring.show.rich_parts import Console
 
     text = StringIO()
     console = Console(
@@ -59,9 +59,7 @@ def render_text(parts: Iterable[RenderableType], screen: Screen) -> str:
 def table_part(rows: Sequence[Sequence[str]], right: Iterable[int] = (), bold: int | None = None) -> RenderableType:
     """Rows of cells in aligned columns; the first row is the heading, and row `bold` is highlighted. Right-aligned
     cells (figures) are never cut."""
-    from rich.box import Box
-    from rich.table import Table
-    from rich.text import Text
+    from shoestring.show.rich_parts import Box, Table, Text
 
     to_right = set(right)
     drawn = Table(
@@ -91,17 +89,14 @@ def table(rows: Sequence[Sequence[str]], right: Iterable[int] = (), screen: Scre
 
 def indent_text(text: str, by: int = 2) -> RenderableType:
     """A paragraph that stays indented where it is wrapped."""
-    from rich.padding import Padding
-    from rich.text import Text
+    from shoestring.show.rich_parts import Padding, Text
 
     return Padding.indent(Text(text, overflow="fold"), by)
 
 
 def align_columns(rows: Iterable[Sequence[str]], right: int) -> RenderableType:
     """Indented rows of cells; the columns `right` are right-aligned, and long text is wrapped in the last column."""
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
+    from shoestring.show.rich_parts import Padding, Table, Text
 
     found = list(rows)
     last = len(found[0]) - 1 if found else 0
@@ -124,7 +119,7 @@ def bar(share: float, width: int = 24) -> str:
 
 
 def plain(text: str) -> RenderableType:
-    from rich.text import Text
+    from shoestring.show.rich_parts import Text
 
     return Text(text, overflow="fold")
 

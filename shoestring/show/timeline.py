@@ -69,11 +69,6 @@ class TimeGrid:
     ]  # how much of an action's name fits: 1 its letter, 2 with the micro-batch, 3 with the chunk
 
 
-def draw_text(timeline: Timeline, width: int) -> list[str]:
-    """The picture in plain text, at most `width` columns wide."""
-    return [row.text for row in rows(timeline, grid_of([timeline], width))]
-
-
 def rows(timeline: Timeline, grid: TimeGrid) -> list[TimelineRow]:
     """A row for each worker."""
     first, last = ends(timeline)
@@ -248,7 +243,7 @@ def legend(timeline: Timeline, grid: TimeGrid) -> str:
 
 
 def rich_row(row: TimelineRow) -> RenderableType:
-    from rich.text import Text
+    from shoestring.show.rich_parts import Text
 
     return Text.assemble(
         row.name, *((one.text, COLOURS[one.tone]) for one in row.stretches), no_wrap=True, overflow="crop"

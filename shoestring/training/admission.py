@@ -15,7 +15,7 @@ from shoestring.core.exactness import check_level
 from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
 from shoestring.core.technique import in_order
-from shoestring.planning.choose import asked_for
+from shoestring.planning.choose import requested_candidate
 from shoestring.planning.plan import techniques_text
 from shoestring.training.conflicts import conflict
 from shoestring.training.predict import Combination
@@ -32,7 +32,7 @@ def check_together(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
 
 def admit(techniques: Iterable[Technique], ledger: Ledger, exact: str | None = None) -> Combination:
     """The techniques as a candidate for the ledger's job; a Mistake says why they can't be used."""
-    one = asked_for(check_together(techniques), ledger)
+    one = requested_candidate(check_together(techniques), ledger)
     check_level(one.exactness, exact, str(one))
     return one
 

@@ -26,7 +26,7 @@ from shoestring.core.job import Job, default_forward, default_optimizer
 from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.data.elements import check_held_out
 from shoestring.data.feed import first_steps
-from shoestring.jobfile import Course, job_path, loaded_job, with_course
+from shoestring.jobfile import Course, job_path, load_job, with_course
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.runs.initial_weights import fill_weights
 from shoestring.runs.options import RunOptions
@@ -127,7 +127,7 @@ def as_tuple(use: Iterable[Technique | str] | None) -> tuple[Technique | str, ..
 def made_job(job: Jobs, course: Course, flags: Mapping[str, Any]) -> Job:
     """The job that the caller's arguments describe."""
     if not isinstance(job, Job):
-        return loaded_job(job_path(str(job)), {**flags, **course.values})
+        return load_job(job_path(str(job)), {**flags, **course.values})
     if flags:
         raise Mistake(
             f"{', '.join(flags)}: arguments of a job file, and this is a Job, which is made already: make it with them"

@@ -14,7 +14,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, unseal
 from shoestring.core.staging import RankFigures, Staging
-from shoestring.core.sums import Speeds
+from shoestring.core.sum_costs import Speeds
 from shoestring.core.technique import parse_technique, technique_from, text
 from shoestring.data.lengths import Lengths
 from shoestring.planning.plan import Outcome, Plan, read_plan

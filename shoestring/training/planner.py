@@ -21,7 +21,7 @@ from shoestring.core.link import Link
 from shoestring.data.lengths import Lengths, Look, batches_at, look, planned_for
 from shoestring.measure.process import address_limit, memory_free
 from shoestring.planning.answers import MeasuredAnswers
-from shoestring.planning.choose import Chooser, asked_for
+from shoestring.planning.choose import Chooser, requested_candidate
 from shoestring.planning.plan import Outcome, techniques_text
 from shoestring.processes.task import Worker
 from shoestring.training.admission import admit, check_together
@@ -37,6 +37,8 @@ from shoestring.training.process_figure import expected_process
 from shoestring.training.room import ROOM, TrainingRoom
 from shoestring.training.savings import useless_techniques, with_warning
 from shoestring.training.technique import TrainingTechnique as Technique
+
+HOPELESS = 2.0  # times the budget that a plan needs by the ledger: its rehearsal is left out
 
 T = TypeVar("T")
 
@@ -155,7 +157,10 @@ class Planner:
     def plain_only(self, error: Exception) -> PlainOnly:
         known = vars(self).get("rehearsals")  # None: not even the sizes of batches are known
         largest, numbers = (known.job, known.numbers) if isinstance(known, Rehearsals) else (None, ())
-        return PlainOnly(self.job, error, self.worker, self.model, self.hardware.environment, largest, numbers)
+        doubt = known.lengths.doubt if isinstance(known, Rehearsals) else ""
+        return PlainOnly(
+            self.job, error, self.worker, self.model, self.hardware.environment, largest, numbers, doubt=doubt
+        )
 
     def plain_outcome(
         self, found: PlainOnly, memory: int | None, forced: tuple[Technique, ...] = ()
@@ -191,7 +196,7 @@ class Planner:
         faster = tuple(kind for kind in self.catalogue if kind.speeds_up)
         evidence = gather_evidence(self.rehearsals, (), only=())
         predictor = Predictor(self.rehearsals, evidence, roomy=True)
-        plain = predictor.plan(asked_for((), evidence.ledger))
+        plain = predictor.plan(requested_candidate((), evidence.ledger))
         if plain.predicted["process_bytes"] > ROOM * budget or evidence.anchor is None:
             return None
         room = TrainingRoom(predictor, faster, plain)
@@ -211,9 +216,8 @@ class Planner:
         assert budget.memory is not None, "the budget is at least the free memory"
         simplest: tuple[Technique, ...] = (TOGETHER,) if self.devices > 1 else ()
         apart = TOGETHER.refusal(ledger) if simplest else ""  # why workers can't each train a replica
-        plain = (
-            self.predictor.sketch(asked_for((), ledger)) if apart else self.predictor.plan(asked_for(simplest, ledger))
-        )
+        one = requested_candidate(() if apart else simplest, ledger)
+        plain = self.predictor.sketch(one) if apart or self.is_hopeless(one, budget) else self.predictor.plan(one)
         if forced is not None:
             chosen = self.figures_of(ledger, forced) if forced != simplest or apart else plain
             fits = int(not budget.broken_limits(chosen.numbers()))
@@ -231,6 +235,11 @@ class Planner:
             self.predictor.limit = inf
         chosen = explain_cut(self.predictor.with_ranks(found.chosen), plain, budget.memory)
         return replace(found, chosen=chosen, seconds=self.seconds_so_far())
+
+    def is_hopeless(self, one: Combination, budget: Budget) -> bool:
+        """Whether a described device is so much too small for a plan that a rehearsal, which takes seconds for a large
+        model, would tell nothing new."""
+        return self.hardware.described and bool(budget.broken_limits(one.numbers(), HOPELESS))
 
     def budget(self, memory: int | None) -> Budget:
         """The memory for a process: what was asked for or is free, up to the limit of its address space."""

@@ -452,11 +452,8 @@ class Predictor:
                 plan.predicting(process_bytes=int(VARIED_SPREAD * plan.predicted["process_bytes"])),
                 basis=f"{plan.basis}; counted with {VARIED_SPREAD - 1:.0%} more, by which two runs may differ where sizes vary",
             )
-            return (
-                largest
-                if budget.broken_limits(largest.numbers()) and not budget.broken_limits(plan.numbers())
-                else plan
-            )
+            only_larger_breaks = budget.broken_limits(largest.numbers()) and not budget.broken_limits(plan.numbers())
+            return largest if only_larger_breaks else plan
         for _ in range(AGAIN):
             spread = SPREAD if plan.details.process_basis is ProcessBasis.TRIAL else FEW_SPREAD
             if budget.broken_limits(plan.numbers()) or not budget.broken_limits(

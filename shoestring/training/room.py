@@ -13,7 +13,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
 from shoestring.core.ledger import Ledger
-from shoestring.planning.choose import asked_for, candidates
+from shoestring.planning.choose import candidates, requested_candidate
 from shoestring.planning.quantities import STEP_SECONDS
 from shoestring.planning.room import Room, families
 from shoestring.training.conflicts import clash
@@ -105,7 +105,7 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, TrainingPlan]):
         if plan.details.ranks or not self.predictor.is_divided(plan.techniques):
             return plan
         self.predictor.limit = inf
-        return self.predictor.attempt(asked_for(plan.techniques, self.predictor.evidence.ledger))
+        return self.predictor.attempt(requested_candidate(plan.techniques, self.predictor.evidence.ledger))
 
     def culprit(self, techniques: Techniques) -> frozenset[str]:
         """The family of the one technique that fails alone, or all families together."""

@@ -28,7 +28,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import Run
-from shoestring.core.run_weights import guarded_outside, stored_weights
+from shoestring.core.run_weights import guard_outside, stored_weights
 from shoestring.core.seams import calls_user
 from shoestring.core.user_functions import value_text
 from shoestring.data.elements import held_out_feed
@@ -96,7 +96,7 @@ def run_validation(
     watch = watch or SilentObserver()
     with validating(run, job, watch):
         if job.validate is not None:
-            with watch.around(), guarded_outside(run):
+            with watch.around(), guard_outside(run):
                 found = metrics_by_name(job.validate(run.model), "validate")
             return dict(
                 run.team.objects(found)[0]
@@ -219,7 +219,7 @@ def means(run: Run, job: Job, batches: Iterable[tuple[Batch, bool]], watch: Sile
 
 def batch_metrics(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
     """The metrics of one batch, as the job computes them."""
-    with guarded_outside(run):
+    with guard_outside(run):
         return raw_batch_metrics(run, job, batch)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,13 +13,17 @@ import pytest
 import shoestring
 from shoestring import Mistake
 from shoestring.core.cluster_file import EXAMPLE, KEYS, Description
+from shoestring.core.errors import OverBudget
 from shoestring.core.hardware import Hardware, cluster
 from shoestring.core.ledger import Ledger
 from shoestring.measure.tracker import Log, StorageEvent
+from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.evidence.gather import Evidence
 from shoestring.training.evidence.rehearsals import Rehearsals
+from shoestring.training.evidence.rehearse import STEPS
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.plan import load_plan
+from shoestring.training.planner import Planner
 from shoestring.training.predict import Predictor
 from tests.models import job
 
@@ -157,3 +162,32 @@ def test_what_would_take_minutes_to_rehearse_for_a_cluster_is_planned_by_arithme
     away = cluster(described(tmp_path), 8)
     assert too_long(away, Accumulate(64)) and not too_long(away, Accumulate(8)) and not too_long(away)
     assert not too_long(Hardware(), Accumulate(64)), "what is here is rehearsed"
+
+
+def test_a_disk_that_is_not_described_is_not_used(tmp_path: Path) -> None:
+    use = ["DataParallel()", "OffloadActivations()"]
+    with pytest.raises(Mistake, match='does not say how fast a device\'s disk is: add "disk"'):
+        shoestring.plan(job("llama"), devices=2, use=use, hardware=described(tmp_path))
+    for disk in ("1GB", "2GB/s"):
+        plan = shoestring.plan(job("llama"), devices=2, use=use, hardware=described(tmp_path, disk=disk)).chosen
+        assert plan.details.disk_speed == pytest.approx(float(disk[0]) * 1e9), "as it is described"
+
+
+def test_operations_and_seconds_of_a_described_device_are_those_of_one_step(tmp_path: Path) -> None:
+    flops = 1e9
+    planner = Planner(job("llama"), cluster(described(tmp_path, flops=flops), 1))
+    ledger, log = planner.ledger(), planner.evidence.plain
+    each = sum(log.flops.values()) / STEPS
+    assert ledger.flops == pytest.approx(each)
+    assert sum(block.forward + block.backward for block in ledger.blocks) == pytest.approx(each / flops)
+
+
+def test_a_step_that_is_hopelessly_too_large_is_not_rehearsed_before_others_are_ranked(tmp_path: Path) -> None:
+    machine = cluster(described(tmp_path), 2)
+    for memory, times in ((1 << 20, 0), (1 << 40, 1)):
+        told: list[str] = []
+        planner = Planner(job("llama"), machine, devices=2, here=2, catalogue=(DataParallel,), tell=told.append)
+        with suppress(OverBudget):  # nothing fits a megabyte
+            planner.outcome(memory)
+        before = told[: told.index("ranking all combinations of techniques")]
+        assert sum("rehearsing DataParallel()" in one for one in before) == times, memory

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import shoestring
 from shoestring import Job
 from shoestring.core.batch import leaves, map_leaves
-from shoestring.core.foreign import attributes_of, container_kind, copied_module, items_of
+from shoestring.core.foreign import attributes_of, container_kind, copy_module, items_of
 from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.memory.block_state import BlockState, put_back
 from shoestring.training.memory.checkpoint import Checkpoint
@@ -188,7 +188,7 @@ def test_attributes_are_read_where_python_keeps_them() -> None:
 
 def test_a_copy_of_a_model_shares_what_refuses_to_be_copied_and_nothing_else() -> None:
     model = Block(Thing)
-    other = copied_module(model, {})
+    other = copy_module(model, {})
     assert (
         isinstance(other, Block)
         and other.kept is model.kept

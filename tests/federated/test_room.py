@@ -24,7 +24,7 @@ from shoestring.federated.room import FederatedRoom, plan_federation
 from shoestring.federated.technique import RoundCost
 from shoestring.federated.techniques.send.quantize import QuantizeUpdates
 from shoestring.federated.techniques.send.top_k import SHARES, TopK
-from shoestring.planning.choose import Chooser, asked_for
+from shoestring.planning.choose import Chooser, requested_candidate
 
 FACTOR = 1.5  # between predicted and measured, as docs/federated.md states
 CODECS = (
@@ -84,14 +84,16 @@ def test_the_predicted_error_is_the_measured_one(alike: bool, per_round: int, wr
     found, cost, exact = given(alike, per_round)
     assert cost.evidence is not None and 1 < len(cost.evidence.exact) <= per_round
     techniques = in_order(parse_technique(one, CATALOGUE) for one in written.split(" + "))
-    predicted = asked_for(techniques, cost).cost.error
+    predicted = requested_candidate(techniques, cost).cost.error
     measured = float((update(found, written) - exact).square().sum() / exact.square().sum())
     assert measured / FACTOR < predicted < measured * FACTOR
 
 
 def test_devices_that_disagree_make_the_same_codec_worse() -> None:
     one, other = (
-        asked_for(in_order([parse_technique("QuantizeUpdates(bits=4)", CATALOGUE)]), given(alike, 8)[1]).cost.error
+        requested_candidate(
+            in_order([parse_technique("QuantizeUpdates(bits=4)", CATALOGUE)]), given(alike, 8)[1]
+        ).cost.error
         for alike in (True, False)
     )
     assert other > 5 * one
@@ -132,7 +134,7 @@ def test_a_small_byte_budget_is_used(bytes_up: int) -> None:
         (QuantizeUpdates(4),),
         (QuantizeUpdates(2),),
     )
-    usual = [asked_for(in_order([TopK(share), *more]), cost).cost for share in SHARES for more in after]
+    usual = [requested_candidate(in_order([TopK(share), *more]), cost).cost for share in SHARES for more in after]
     least = min(one.error for one in usual if one.up <= bytes_up)  # some usual ones fit
     assert chosen["error"] < 0.9 * least, "shares between the usual ones are better"
 

@@ -24,7 +24,7 @@ from shoestring.federated.round import ServerState, Updates
 from shoestring.federated.statistics import KEPT
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.private.sampling import with_equal_weights
-from shoestring.planning.choose import asked_for
+from shoestring.planning.choose import requested_candidate
 from tests.federated.test_matrix import ONCE_EACH
 from tests.federated.toys import CLASSES, WIDTH, toy, toy_job
 
@@ -87,7 +87,7 @@ def test_every_technique_with_statistics_is_predicted_to_the_byte_and_has_no_neg
     if any(one.needs and not set(one.needs) & {type(other).__name__ for other in techniques} for one in techniques):
         pytest.skip("of no use alone")
     cost = plain_cost(given)
-    candidate = asked_for(techniques, cost)
+    candidate = requested_candidate(techniques, cost)
     confirmed = FederatedRoom(given, cost).confirm(candidate).predicted
     assert (confirmed["up_bytes"], confirmed["down_bytes"]) == (candidate.cost.up, candidate.cost.down)
     for one in played(given, written)[0]:

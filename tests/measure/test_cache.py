@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from shoestring.core.hardware import Hardware, for_group
 from shoestring.core.seal import seal
 from shoestring.measure import instructions, probe
-from shoestring.measure.cache import cache_folder, key_of, new_secret, read_kept, read_secret, value_of, write_kept
+from shoestring.measure.cache import cache_folder, key_of, new_secret, read_cached, read_secret, value_of, write_cached
 from shoestring.measure.tracker import Log, Moment, StorageEvent
 from shoestring.planning import answers as kept
 from shoestring.training.evidence import duration, earlier
@@ -72,7 +72,7 @@ LOG = json.loads(
 
 
 def use_hardware(place: Path) -> None:
-    found = probe.kept_hardware()
+    found = probe.cached_hardware()
     if found is not None:
         probe.doubt(found, 1e11, 0.0, 2e9)
         probe.combine_measurements(found, Hardware(busy=0.9))
@@ -149,7 +149,7 @@ def test_one_as_it_was_written_is_used(name: str) -> None:
     file.write_bytes(keyed(file, WHOLE[name]))
     use(file)
     if name == "hardware":
-        assert probe.kept_hardware() is not None
+        assert probe.cached_hardware() is not None
     if name == "choice":
         assert earlier.chosen_earlier(file) is not None
 
@@ -215,8 +215,8 @@ def test_a_cache_that_others_could_have_written_is_not_believed(
     what: str, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = cache_folder() / "plans" / "a.json"
-    write_kept(file, {"a": 1})
-    assert read_kept(file, dict) == {"a": 1}
+    write_cached(file, {"a": 1})
+    assert read_cached(file, dict) == {"a": 1}
     place = {"file": file, "folder": file.parent, "caches": cache_folder()}[what]
     if whose == "everybody's":
         place.chmod(0o777)
@@ -224,9 +224,9 @@ def test_a_cache_that_others_could_have_written_is_not_believed(
         os.chown(place, 4711, 4711)
     else:
         monkeypatch.setattr("os.getuid", lambda uid=os.getuid(): uid + 1)
-    assert read_kept(file, dict) is None
-    write_kept(file, {"a": 2})
-    assert read_kept(file, dict) == (
+    assert read_cached(file, dict) is None
+    write_cached(file, {"a": 2})
+    assert read_cached(file, dict) == (
         {"a": 2} if whose == "everybody's" or (what == "file" and os.getuid() == 0) else None
     )
 
@@ -235,8 +235,8 @@ def test_what_is_kept_can_be_read_and_written_by_its_user_only() -> None:
     before = os.umask(0o002)  # as some systems set it
     try:
         file = cache_folder() / "plans" / "a.json"
-        write_kept(file, {"a": 1})
+        write_cached(file, {"a": 1})
     finally:
         os.umask(before)
     assert [stat.S_IMODE(one.stat().st_mode) for one in (file, file.parent, cache_folder())] == [0o600, 0o700, 0o700]
-    assert read_kept(file, dict) == {"a": 1}
+    assert read_cached(file, dict) == {"a": 1}

@@ -13,7 +13,7 @@ from shoestring.core.codec import to_json
 from shoestring.core.errors import Crashed, Mistake
 from shoestring.core.rooms import installed_rooms
 from shoestring.processes.messages import Closing
-from shoestring.processes.task import GroupHistory, GroupSeat, read_task, written_task
+from shoestring.processes.task import GroupHistory, GroupSeat, read_task, task_text
 from shoestring.training.evidence.tasks import TechniqueSpec, TrialTask
 from shoestring.training.execution.recorder import RecordingSettings
 from shoestring.training.execution.tasks import DoctorTask, TrainResult, TrainTask
@@ -24,7 +24,7 @@ def test_a_task_is_read_as_it_was_written() -> None:
         DoctorTask(),
         TrainTask(file="a.py", techniques=(TechniqueSpec("Checkpoint", {"every": 2}),), steps=3),
     ):
-        assert read_task(written_task(task)) == task
+        assert read_task(task_text(task)) == task
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_what_a_task_names_is_looked_up_and_never_imported(
 ) -> None:
     (tmp_path / "payload.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    written = json.dumps(json.loads(written_task(DoctorTask())) | changed)
+    written = json.dumps(json.loads(task_text(DoctorTask())) | changed)
     with pytest.raises(Mistake, match=said):
         read_task(written)
     assert "payload" not in sys.modules

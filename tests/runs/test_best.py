@@ -14,7 +14,7 @@ import torch
 
 from shoestring.core.errors import Crashed, Mistake
 from shoestring.core.technique import technique_from
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import VALIDATE
 from shoestring.processes.launch import run_worker
@@ -168,7 +168,7 @@ def test_what_a_validation_needs_is_predicted_to_the_byte_and_measured(
 ) -> None:
     result = run_worker(task(job, tmp_path, plan, listed=listed), {})
     techniques = tuple(technique_from(one["name"], one["knobs"], CATALOGUE) for one in PLANS[plan])
-    highest = peak(rehearse(loaded_job(job, {"listed": listed}), techniques))
+    highest = peak(rehearse(load_job(job, {"listed": listed}), techniques))
     assert highest.moment.phase == VALIDATE
     assert result.measured["peak_bytes"] == highest.bytes and result.measured["validation_seconds"] > 0
 

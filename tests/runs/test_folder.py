@@ -30,7 +30,7 @@ from pathlib import Path
 from shoestring.core.errors import Mistake
 from shoestring.runs.folder import Folder, Lock, holder
 from shoestring.runs.request import Request
-from shoestring.runs.resume import opened
+from shoestring.runs.resume import open_run
 
 place, rounds = Path(sys.argv[1]), int(sys.argv[2])
 asked = {"source": "", "flags": {}, "memory": None, "use": None, "inexact": False, "exact": None, "plan": None, "environment": {}}
@@ -39,7 +39,7 @@ while not (place / "go").exists():
 won = 0
 while won < rounds:
     try:
-        held = opened(place / "run", asked, (place / "job.py").read_bytes(), True, False)
+        held = open_run(place / "run", asked, (place / "job.py").read_bytes(), True, False)
     except Mistake as refused:
         assert "in use by process" in str(refused), refused
         continue

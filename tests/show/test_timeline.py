@@ -8,10 +8,14 @@ import pytest
 
 from shoestring.core.actions import Action, ActionSpan, Kind, Timeline
 from shoestring.show.terminal import Screen
-from shoestring.show.timeline import IDLE, draw_text, grid_of, rows, timeline_text
+from shoestring.show.timeline import IDLE, grid_of, rows, timeline_text
 from shoestring.training.pipeline.schedule import orders, timeline_of
 
 SECONDS = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUTS: 1.0, Kind.WEIGHTS: 1.0}
+
+
+def draw_text(timeline: Timeline, width: int) -> list[str]:
+    return [row.text for row in rows(timeline, grid_of([timeline], width))]
 
 
 def predicted(schedule: str, stages: int, pieces: int, chunks: int = 1) -> Timeline:

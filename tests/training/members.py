@@ -15,7 +15,7 @@ from typing import Any
 from torch.distributed import TCPStore
 
 from shoestring.core.codec import to_json
-from shoestring.core.sums import Speeds
+from shoestring.core.sum_costs import Speeds
 from shoestring.core.technique import technique_json
 from shoestring.training.evidence.tasks import Position
 from shoestring.training.execution.tasks import TrainTask

@@ -15,7 +15,7 @@ from shoestring.core.files import draft_file
 from shoestring.core.job import Job
 from shoestring.core.options import speaking_of_arguments
 from shoestring.core.random_state import fork_rng as random_state_kept
-from shoestring.jobfile import Course, check_course, job_path, loaded_job
+from shoestring.jobfile import Course, check_course, job_path, load_job
 from shoestring.runs.checkpoints import BEST, list_checkpoints
 from shoestring.runs.export import best_weights, checkpoint_of, named_weights
 from shoestring.runs.folder import Folder
@@ -108,7 +108,7 @@ def taught_job(job: Job | str | Path, asked: DistillOptions, flags: Mapping[str,
         name.removeprefix(HIDDEN) if name.removeprefix(HIDDEN) in arguments_of(DistillOptions) else name: value
         for name, value in flags.items()
     }
-    return loaded_job(FILE, asked.flags(student, own) | course.values)
+    return load_job(FILE, asked.flags(student, own) | course.values)
 
 
 def with_peer(steps: Iterator[Step], run: str | Path) -> Iterator[Step]:

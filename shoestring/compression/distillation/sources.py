@@ -30,7 +30,7 @@ from shoestring.compression.formats.packed_folder import PackedModel
 from shoestring.compression.load import load
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.jobfile import BUILT_IN, job_path, loaded_job, parsed_flags
+from shoestring.jobfile import BUILT_IN, job_path, load_job, parse_flags
 from shoestring.processes.named_job import Claim, claim_of_run, flags_for
 from shoestring.runs.checkpoints import BEST, RunCheckpoint, damage, digest, list_checkpoints
 from shoestring.runs.export import best_weights, checkpoint_of, named_weights
@@ -76,7 +76,7 @@ def pin_teacher(written: str) -> str:
         return written
     found = name_job(parse_teacher(written))
     file, folder = job_path(found.path), found.weights
-    given = parsed_flags(file, list(found.flags))
+    given = parse_flags(file, list(found.flags))
     if is_run(folder) or is_checkpoint(folder):
         checkpoint = newest_of(Folder(Path(folder))) if is_run(folder) else checkpoint_in(found)
         weights, known_by, folder = (
@@ -188,7 +188,7 @@ def teacher_opener(written: str) -> Callable[[], LoadedTeacher]:
     def load_teacher() -> LoadedTeacher:
         found = parse_teacher(pin_teacher(written))
         file = job_path(found.path)
-        job = loaded_job(file, parsed_flags(file, list(found.flags)))
+        job = load_job(file, parse_flags(file, list(found.flags)))
         if is_checkpoint(found.weights):
             return LoadedTeacher(model_with_checkpoint(job, checkpoint_in(found)), job.forward, found.weights)
         if is_packed(found.weights):

@@ -159,6 +159,11 @@ class PackedModel:
         try:
             about, ours = unseal(read_regular(path))
         except FileNotFoundError as error:
+            if (self.folder / "checkpoints").exists():
+                raise Mistake(
+                    f"{self.folder} is a run, and this reads what `shoestring compress` wrote: compress the run, or write "
+                    f"its weights with shoestring export {self.folder} --to safetensors"
+                ) from error
             raise Mistake(f"{self.folder} has no {MANIFEST}: it is not a compressed model, or incomplete") from error
         except Damaged as error:
             raise Mistake(f"{path} is damaged: {error}; copy the folder again, or compress the model again") from error
@@ -180,11 +185,13 @@ class PackedModel:
             not isinstance(named, dict)
             or not all(isinstance(named.get(one), str) for one in ("file", "sha256"))
             or not isinstance(named.get("flags"), dict)
+            or not isinstance(named.get("modules", {}), dict)
         ):
             raise Mistake(
                 f"{self.folder / MANIFEST} has an invalid job entry ({str(named)[:80]}): compress the model again"
             )
-        return Claim(self.folder, named["file"], named["sha256"], named["flags"])
+        modules = {name: str(digest) for name, digest in named.get("modules", {}).items()}
+        return Claim(self.folder, named["file"], named["sha256"], named["flags"], modules)
 
     @property
     def edits(self) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from shoestring.compression.onnx.export import reason
 from shoestring.core.errors import Mistake
 
 
-class NamedOutputs(dict[str, Tensor]):
+class GraphOutputs(dict[str, Tensor]):
     """Outputs by name, also as attributes, as those of transformers models."""
 
     def __getattr__(self, name: str) -> Tensor:
@@ -49,7 +49,7 @@ class OnnxCall(nn.Module):
         feed = self.feed(args, named)
         found = self.in_pieces(feed) if self.rows else self.compute(feed)
         if named:
-            return NamedOutputs(found)
+            return GraphOutputs(found)
         return tuple(found.values()) if len(found) > 1 else next(iter(found.values()))
 
     def feed(self, args: Sequence[Tensor], named: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -94,7 +94,7 @@ def without_weights(model: onnx.ModelProto, names: Sequence[str]) -> bytes:
 
 
 @dataclass
-class Segment:
+class GraphSegment:
     """Nodes that onnxruntime computes at once, and the products with weights that follow."""
 
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -133,7 +133,7 @@ class GraphSteps:
                 values[name] = product(values)
         return {name: values[name] for name in outputs}
 
-    def runner(self, segment: Segment, given: Values) -> SharedSession:
+    def runner(self, segment: GraphSegment, given: Values) -> SharedSession:
         model, constants = self.graph.model, [self.constants[one] for one in segment.inputs if one in self.constants]
         inputs = [
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(one.detach().numpy().dtype), None)
@@ -147,16 +147,16 @@ class GraphSteps:
         return SharedSession(session(made.SerializeToString()))
 
 
-def segments_of(graph: Graph, weights: frozenset[str]) -> list[Segment]:
+def segments_of(graph: Graph, weights: frozenset[str]) -> list[GraphSegment]:
     """Divide the nodes into segments by the number of products with weights that come before them."""
     levels: dict[str, int] = {}
-    segments: list[Segment] = [Segment()]
+    segments: list[GraphSegment] = [GraphSegment()]
     reads: list[set[str]] = [set()]
     for node in graph.nodes:
         level = max((levels.get(name, 0) for name in inputs_of(node)), default=0)
         product = product_of(graph, node, weights)
         while len(segments) <= level + 1:
-            segments.append(Segment())
+            segments.append(GraphSegment())
             reads.append(set())
         if product is not None:
             segments[level].products.append((node.output[0], product))
@@ -172,7 +172,7 @@ def segments_of(graph: Graph, weights: frozenset[str]) -> list[Segment]:
     return segments
 
 
-def products_read(graph: Graph, segment: Segment) -> Iterator[set[str]]:
+def products_read(graph: Graph, segment: GraphSegment) -> Iterator[set[str]]:
     for name, _ in segment.products:
         node = graph.maker(name)
         assert node is not None, "its result has its name"

@@ -44,6 +44,7 @@ class Codebook(Storage):
     group: int = 64
     fit: str = "kmeans"
     why: ClassVar[str] = "values placed where the weights are"
+    on_request: ClassVar[bool] = True  # GPTQ on grids does less damage at the same bytes (benchmarks/compress)
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8 or self.group < 0:
@@ -52,10 +53,6 @@ class Codebook(Storage):
             )
         if self.fit not in METHODS:
             raise Mistake(f"Codebook(fit={self.fit!r}): there are {', '.join(METHODS)}")
-
-    @classmethod
-    def choices(cls, cost: ModelCost, /) -> tuple[Codebook, ...]:
-        return ()  # never chosen automatically: GPTQ on grids does less damage at the same bytes (benchmarks/compress)
 
     def only(self, cost: ModelCost) -> bool:
         return True

@@ -48,6 +48,7 @@ class ProductQuantize(Storage):
     length: int = 4
     bits: int = 8
     why: ClassVar[str] = "one code for several numbers: below two bits a weight"
+    on_request: ClassVar[bool] = True  # slow to fit, and grids do less damage at three bits or more
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -56,10 +57,6 @@ class ProductQuantize(Storage):
             raise Mistake(
                 f"ProductQuantize(length={self.length}, bits={self.bits}): give a length of 2 or more, and 2 to 12 bits"
             )
-
-    @classmethod
-    def choices(cls, cost: ModelCost, /) -> tuple[ProductQuantize, ...]:
-        return ()  # never chosen automatically: slow to fit, and grids do less damage at three bits or more
 
     def only(self, cost: ModelCost) -> bool:
         return True

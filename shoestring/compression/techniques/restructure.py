@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -20,6 +20,8 @@ from shoestring.core.technique import text
 
 class DeriveModel(CompressTechnique, ABC):
     """Abstract: `derive` calibrates the other model. It is called once per calibration, which caches the result."""
+
+    on_request: ClassVar[bool] = True  # only healing, which the user must request, repairs its damage
 
     @abstractmethod
     def derive(self, study: Calibration) -> Calibration:
@@ -50,10 +52,6 @@ class DeriveModel(CompressTechnique, ABC):
     def apply(self, subject: Compressed, /) -> Compressed:
         study = self.derived_calibration(subject.study)
         return replace(subject, model=copy.deepcopy(study.model), study=study, edits=(*subject.edits, *study.edits))
-
-    @classmethod
-    def choices(cls, cost: ModelCost, /) -> tuple[Self, ...]:
-        return ()  # never chosen automatically: only healing, which the user must request, repairs its damage
 
 
 class Restructure(DeriveModel, ABC):

@@ -40,9 +40,9 @@ class Receiver:
                     self.halves[worker] = b""
                     continue
                 assert isinstance(key.fileobj, socket.socket), "only sockets were registered"
-                yield from self.received_from(key.fileobj)
+                yield from self.messages_from(key.fileobj)
 
-    def received_from(self, worker: socket.socket) -> Iterator[tuple[int, Message]]:
+    def messages_from(self, worker: socket.socket) -> Iterator[tuple[int, Message]]:
         try:
             data = worker.recv(1 << 16)
         except OSError:

@@ -62,7 +62,7 @@ class OnnxEngine(ServingEngine):
         # Rounding to int8 may turn a last bit into a step: batches may differ as much as int8 changes anyway
         believed = way_together(self.compute, interface, own, max(rounding, changed), model)
         self.together, self.interface, self.why_not_padded = believed.together, believed.interface, believed.why
-        self.signature = self.interface.signature
+        self.signature, self.known = self.interface.signature, self.interface.samples[0]
 
     def answers(self, samples: Sequence[Sample]) -> Answers:
         return compute_answers(self.compute, self.interface, self.together, samples) if samples else []

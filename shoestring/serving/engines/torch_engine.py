@@ -46,7 +46,7 @@ class TorchEngine(ServingEngine):
                 tried = try_packing(self.model, self.compute, self.interface, seen, self.tolerance)
                 self.packing, self.why_not_packed = tried.packing, tried.why_not
         self.packs = self.packing is not None
-        self.signature = self.interface.signature
+        self.signature, self.known = self.interface.signature, self.interface.samples[0]
 
     @torch.inference_mode()
     def answers(self, samples: Sequence[Sample]) -> Answers:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from uvicorn.server import ServerState
 
 from shoestring.core.errors import Mistake
-from shoestring.core.signals import STOP, handlers_restored, is_ignored
+from shoestring.core.signals import STOP, is_ignored, restore_handlers
 from shoestring.serving.protocols.app import application
 from shoestring.serving.protocols.config import ServerConfig
 from shoestring.serving.protocols.connection import LimitedConnection, protocol_config
@@ -226,7 +226,7 @@ def serve(
     begun: Callable[[Server], None] = lambda server: None,
 ) -> None:
     """Serve models until a signal asks to stop. `tell` hears what happens; `begun` gets the server, in its event loop."""
-    with handlers_restored(), asyncio.Runner(loop_factory=fast_loop()) as runner:
+    with restore_handlers(), asyncio.Runner(loop_factory=fast_loop()) as runner:
         runner.run(serve_until_stopped(models, config, tell, begun))
 
 

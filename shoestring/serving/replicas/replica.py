@@ -1,6 +1,7 @@
 """A replica: a process with one thread that computes batches, one after the other, until its line is closed.
 
-A batch that fails is computed again one sample at a time, so that a sample which the model refuses harms nobody else.
+A batch that fails is computed again one sample at a time, so that a sample which the model refuses harms nobody else. If
+the engine answers a sample that it knows, the one that failed is wrong (400), else the engine is (500).
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from shoestring.core.errors import error_sentence
 from shoestring.serving.engines.engine import ServingEngine
 from shoestring.serving.replicas.wire import BatchReply, SampleFailed, frame, read_batch, received_frame, reply_frame
 from shoestring.serving.sample import Answers, Sample, Tensors
-
-OF_INPUT = (IndexError, ValueError, TypeError)  # what a model raises for numbers and shapes that it does not take
 
 
 def be_replica(line: socket.socket, alive: int, engine: ServingEngine) -> NoReturn:
@@ -62,7 +61,19 @@ def answered_alone(sample: Sample, engine: ServingEngine) -> Tensors | SampleFai
     try:
         return check_count(engine.answers([sample]), 1)[0]
     except Exception as error:
-        return SampleFailed(error_sentence(error), isinstance(error, OF_INPUT))
+        return SampleFailed(error_sentence(error), is_well(engine))
+
+
+def is_well(engine: ServingEngine) -> bool:
+    """Whether the engine answers a sample that it knows. What a model raises for numbers and shapes that it does not take
+    is its own: IndexError, RuntimeError, onnxruntime's InvalidArgument."""
+    if engine.known is None:
+        return False
+    try:
+        engine.answers([engine.known])
+    except Exception:
+        return False
+    return True
 
 
 def check_count(answers: Answers, count: int) -> Answers:

@@ -23,7 +23,7 @@ from shoestring.show.page.cut import stages
 from shoestring.show.page.document import document
 from shoestring.show.page.figures import blocks, comparison, parts
 from shoestring.show.page.render import compile_all, escape_cut, render
-from shoestring.show.page.room_page import page_of, pages, said_by_room
+from shoestring.show.page.room_page import ask_room, page_of, pages
 from shoestring.show.page.style import STYLE
 from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown_text
 from shoestring.show.page.top import title, top
@@ -55,7 +55,7 @@ def page(report: Report, more: Iterable[Section] = ()) -> str:
 
 def content(report: Report, more: Iterable[Section] = ()) -> Markup:
     """What stands inside <main>."""
-    for own in said_by_room(report, lambda room: [room.whole(report.of_room)]):
+    for own in ask_room(report, lambda room: [room.whole(report.of_room)]):
         if own is not None:
             return own
     rest = (section(report) for section in (*SECTIONS, *from_packages(), *more))

@@ -23,6 +23,7 @@ from shoestring.show.page.words import (
     rate_unit,
     step_seconds,
     step_word,
+    together,
     verb_of,
 )
 
@@ -138,7 +139,7 @@ def norms(report: Report) -> Markup:
     line = step_line(report, report.curves.norms, "gradient norm", "backward")
     known, note = numbers(line.y), ""
     if known:
-        note = f"Global norm before clipping: {loss_text(known[-1])} at the last step, at most {loss_text(max(known))}."
+        note = f"Global norm before clipping: {loss_text(known[-1])} at the last {step_word(report)}, at most {loss_text(max(known))}."
     return step_chart(report, "norm", "Gradient norm", note, line, rows="norm")
 
 
@@ -153,6 +154,8 @@ def throughput(report: Report) -> Markup:
     few = line.fewer(FEW // 3)
     speed = Line("speed", "optimizer", few.x, [None if value is None else factor / value for value in few.y])
     note = f"The median {word} takes {seconds_text(usual)}; all {count_text(len(known), word)} took {seconds_text(sum(known))}."
+    if (count := together(report)) > 1:
+        note += f" {count} processes load batches, so {count} steps in a row count as one, with their mean."
     note += " The first of a process are slower: their memory is tracked." if word == "step" else ""
     return step_chart(report, "speed", "Speed", note, speed, unit=unit, rows=unit, zero=True)
 

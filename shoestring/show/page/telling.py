@@ -124,6 +124,7 @@ def events(report: Report) -> Markup:
     earlier, warned = len(grouped) - len(rows), warnings_in(report)
     note = "Newest first." if len(rows) + (earlier > 0) > 1 else ""
     note += f" {count_text(warned, 'warning')}." if warned else ""
+    rows = [row for row in rows if row.text]
     return render("events.html", note=note, rows=rows, earlier=earlier) if rows else Markup()
 
 
@@ -147,7 +148,8 @@ def sentences(event: Event, word: str, going: str) -> Iterator[Markup | str]:
             yield "Planning" + (f" for {bytes_text(event.memory)}" if event.memory else "")
         case Begun():
             goes_on = f"{going} goes on from {word} {event.step:,}"
-            yield goes_on if event.step else f"{going} begins, {count_text(event.steps, word)} to do"
+            to_do = f", {count_text(event.steps, word)} to do" if event.steps else ""
+            yield goes_on if event.step else f"{going} begins{to_do}"
             yield escape_cut(event.how)
         case Saved():
             size, seconds = bytes_text(event.bytes), seconds_text(event.seconds)
@@ -168,6 +170,8 @@ def sentences(event: Event, word: str, going: str) -> Iterator[Markup | str]:
         case Other():
             yield escape_cut(event.told.get("event", ""), 60)
             yield escape_cut(event.told.get("text") or "", 400)
+        case _:
+            yield escape_cut(event.sentence(), 400)
 
 
 def shown_text(report: Report) -> Markup:

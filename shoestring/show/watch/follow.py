@@ -162,7 +162,7 @@ class Watch:
         looking = Thread(target=self.look, args=(name,), daemon=True)
         looking.start()
         looking.join(PATIENCE)
-        followed = self.asked_for(name)
+        followed = self.requested_runs(name)
         if name is not None or len(followed) == 1:
             return followed[0].view if followed else None
         html = overview([one.summary for one in followed])
@@ -170,16 +170,16 @@ class Watch:
 
     def curves(self, name: str) -> str | None:
         """The lines of a run as last drawn, as JSON; None if there is no such run."""
-        followed = self.asked_for(name)
+        followed = self.requested_runs(name)
         return followed[0].curves if followed else None
 
     def look(self, name: str | None) -> None:
         """Read and draw what is requested; last the run that another thread is reading now."""
         self.search()
-        for one in sorted(self.asked_for(name), key=lambda one: one.turn.locked()):
+        for one in sorted(self.requested_runs(name), key=lambda one: one.turn.locked()):
             one.look(self.clock())
 
-    def asked_for(self, name: str | None) -> list[FollowedRun]:
+    def requested_runs(self, name: str | None) -> list[FollowedRun]:
         runs = self.runs
         return list(runs.values()) if name is None else [runs[name]] if name in runs else []
 

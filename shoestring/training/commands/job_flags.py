@@ -31,14 +31,14 @@ def asked_job(call: Call, job: str, course: Mapping[str, Any]) -> AskedJob:
     """The job that a command names, checked as far as possible without heavy imports. `course`: the given steps, epochs
     and seed, which are added to the job's flags."""
     from shoestring.core.suggest import nearest
-    from shoestring.jobfile import job_path, parsed_flags
+    from shoestring.jobfile import job_path, parse_flags
 
     if not os.path.exists(job) and call.words[:1] and (meant := nearest(call.words[0], call.own_flags)):
         # its value looks like the job
         raise Mistake(f"{call.words[0]!r} is no option of this command; did you mean {meant}?")
     file = job_path(job)
     words = [*call.words, *(f"--{name}={value}" for name, value in course.items())]
-    flags = parsed_flags(file, words, call.own_flags)
+    flags = parse_flags(file, words, call.own_flags)
     refuse_ambiguous(call, file)
     from pathlib import Path
 
@@ -63,14 +63,14 @@ def load_job(call: Call, path: Path, flags: dict[str, Any], room: str = ROOM, si
     from importlib import import_module
 
     from shoestring.core.imports import WithoutGarbageCollection
-    from shoestring.jobfile import loaded_job
+    from shoestring.jobfile import load_job
 
     with WithoutGarbageCollection():
         import_module(room)
         from shoestring.processes.chatter import overheard
     try:
         with ticking(f"running {path.name}"), overheard(silent):
-            return loaded_job(path, flags)
+            return load_job(path, flags)
     except Mistake as error:
         if call.traceback and error.__cause__ is not None:
             import traceback

@@ -67,6 +67,7 @@ class Shower:
         self.metrics = dict(history.validated[-1].metrics) if history.validated else {}
         self.rounds = list(history.steps.epoch)  # completed epochs after every step
         self.told: ProgressLine | None = None  # the data of the progress line
+        self.together = 1  # batches that come at once
 
     def __call__(self, event: Event) -> None:
         from dataclasses import replace
@@ -89,7 +90,7 @@ class Shower:
         elif isinstance(event, (Died, Reformed)):
             self.say(event.text)
         elif isinstance(event, Begun):
-            self.steps = event.steps
+            self.steps, self.together = event.steps, event.together
             del (
                 self.seconds[event.step :],
                 self.rounds[event.step :],
@@ -124,7 +125,7 @@ class Shower:
                 event.loss,
                 event.most,
                 self.budget,
-                time_left(event.step, self.steps, self.seconds, self.validations),
+                time_left(event.step, self.steps, self.seconds, self.validations, self.together),
                 epoch if self.job.epochs or epoch > 1 else 0,
                 self.job.epochs,
                 event.rate,

@@ -146,10 +146,8 @@ def follow_leader(asked: TrainCommand, call: Call, path: Path, wanted: Request, 
         result = run_group(
             replace(task, file=str(path)),
             worker_environment(techniques_of(task.techniques)),
-            devices=workers.devices,
-            nodes=rendezvous,
-            patience=workers.patience,
-            restarts=workers.restarts,
+            workers,
+            rendezvous=rendezvous,
             expected=given.fingerprint,
             on_stop=say_stopping,
         )

@@ -19,7 +19,7 @@ from shoestring.processes.group.round import Invitation
 from shoestring.processes.launch import fingerprint, run_worker
 from shoestring.processes.messages import OutOfMemory
 from shoestring.processes.nodes import Team
-from shoestring.processes.task import written_task
+from shoestring.processes.task import task_text
 from shoestring.runs.event import Event
 from shoestring.runs.report import report_of
 from shoestring.runs.request import Request
@@ -149,17 +149,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
                 if self.workers.world == 1:
                     return run_worker(task, environment, on_event, lock, say_stopping)
                 self.invite(task)
-                return run_group(
-                    task,
-                    environment,
-                    on_event,
-                    lock,
-                    self.workers.devices,
-                    self.rendezvous,
-                    self.workers.patience,
-                    self.workers.restarts,
-                    on_stop=say_stopping,
-                )
+                return run_group(task, environment, self.workers, on_event, lock, self.rendezvous, on_stop=say_stopping)
         finally:
             line.end()
             if board is not None:
@@ -172,7 +162,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
         assert task.recording is not None, "the command trains in a folder"
         folder = str(self.session.folder.path.resolve())
         there = replace(task, recording=replace(task.recording, folder=folder))
-        self.rendezvous.invite(Invitation(written_task(there), self.session.request, fingerprint(task.file)))
+        self.rendezvous.invite(Invitation(task_text(there), self.session.request, fingerprint(task.file)))
 
     def report(self, plan: TrainingPlan, ended: TrainResult) -> Mapping[str, Any]:
         return finished_report(self.job, self.session.request, plan, report_of(self.session.folder.path), ended)

@@ -66,6 +66,7 @@ class Asynchronous(GroupTechnique):
     why: ClassVar[str] = (
         "no worker waits for a slower one; gradients are applied as they arrive, to weights that may have moved on"
     )
+    on_request: ClassVar[bool] = True
 
     @property
     def agrees(self) -> float:
@@ -82,10 +83,6 @@ class Asynchronous(GroupTechnique):
     @property
     def serves(self) -> bool:
         return self.kind == "server"
-
-    @classmethod
-    def choices(cls, ledger: Ledger) -> tuple[Asynchronous, ...]:
-        return ()
 
     @property
     def owns(self) -> frozenset[Owned]:

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link, Sending
 from shoestring.core.run import Run
@@ -93,9 +92,6 @@ class CompressGradients(GroupTechnique):
 
     def refusal(self, ledger: Ledger) -> str:
         return data_parallel_refusal(ledger)
-
-    def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.CHANGED
 
     def drift(self, ledger: Ledger) -> float:
         return {"topk": 0.8, "powersgd": 0.5}.get(self.kind, 0.01) + mixed_drift(ledger)

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.run import Run
@@ -95,9 +94,6 @@ class LocalSteps(GroupTechnique):
 
     def refusal(self, ledger: Ledger) -> str:
         return data_parallel_refusal(ledger)
-
-    def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.CHANGED
 
     def drift(self, ledger: Ledger) -> float:
         """Averaged weights stay near those of averaged gradients; a second optimizer takes steps of its own length."""

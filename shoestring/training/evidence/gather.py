@@ -87,6 +87,8 @@ def gather_evidence(
     variants = [one for one in variants if one.computes_in not in dying]
     steps = real_steps(rehearsals, plain, variants, Trait.UNSPLITTABLE not in traits.found, needs_of(only))
     traits.found |= {f"no {dtype}" for dtype, what in hardware.dtypes.items() if what}
+    if not hardware.disk:
+        traits.note(Trait.NO_DISK, NO_DISK)
     traits.note_pieces(rehearsals, plain, steps.pieces)
     traits.note_again(rehearsals, plain, steps.again)
     ledger = plain_ledger(job, plain, half, hardware, steps.anchors.get(""), traits.found)
@@ -120,6 +122,12 @@ def logs_under(rehearsals: Rehearsals, variant: Technique, halved: bool, failed:
         raise VariantFailed(failed)
     log = rehearsals.log((variant,))
     return log, rehearsals.half_log((variant,)) if halved else None
+
+
+NO_DISK = (
+    'the description of the cluster does not say how fast a device\'s disk is: add "disk", bytes per second that are written and '
+    'read back, such as "2GB"'
+)
 
 
 def half_of_the_batch(rehearsals: Rehearsals, traits: Traits) -> Log | None:

@@ -24,7 +24,7 @@ from shoestring.core.seams import calls_user
 from shoestring.data.elements import ByIdentity
 from shoestring.measure.holdings import Holders
 from shoestring.measure.timeline import validation
-from shoestring.measure.tracker import VALIDATE, Log, StorageEvent, Tracker, hold_run, visits_told
+from shoestring.measure.tracker import VALIDATE, Log, StorageEvent, Tracker, hold_run, report_visits
 from shoestring.training.validation import (
     SilentObserver,
     batch_metrics,
@@ -79,7 +79,7 @@ class Watching(SilentObserver):
             yield
             return
         self.largest = size
-        told = visits_told(
+        told = report_visits(
             self.run,
             lambda name: self.mark(VALIDATE, name),
             lambda name, output: self.mark(VALIDATE, f"(after {name})"),

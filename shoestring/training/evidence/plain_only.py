@@ -16,7 +16,7 @@ from torch import nn
 from shoestring.core import random_state
 from shoestring.core.blame import blame_for, failure_text
 from shoestring.core.errors import Crashed, JobFailed, Mistake, OverBudget
-from shoestring.core.foreign import copied_module
+from shoestring.core.foreign import copy_module
 from shoestring.core.job import Job
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import looking
@@ -51,6 +51,7 @@ class PlainOnly:
     largest: Job | None = None  # the job planned for the batch that needs most memory, if that is known,
     numbers: tuple[int, ...] = ()  # and the candidates for that batch
     subject: str = "this model"  # what could not be inspected
+    doubt: str = ""  # why the job's data may be the cause, if the job fails
 
     @property
     def reason(self) -> str:
@@ -93,7 +94,10 @@ class PlainOnly:
             task = TrialTask(
                 file=origin.file, flags=dict(origin.flags), steps=count, largest=self.numbers, tracked=False
             )
-            return self.worker(task, self.environment)
+            try:
+                return self.worker(task, self.environment)
+            except JobFailed as error:
+                raise JobFailed(f"{error}; {self.doubt}" if self.doubt else str(error)) from error
         if isinstance(self.error, NoRoom) or blame_for(self.error).ours:
             return None
         with random_state.fork_rng():
@@ -123,6 +127,6 @@ class PlainOnly:
         if COPIES * sum(one.nbytes for one in self.model.parameters()) > memory_free():
             return None
         try:
-            return copied_module(self.model, {})
+            return copy_module(self.model, {})
         except Exception:
             return None

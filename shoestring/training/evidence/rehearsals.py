@@ -13,7 +13,7 @@ from torch import nn
 from shoestring.core import random_state
 from shoestring.core.codec import to_json
 from shoestring.core.errors import Mistake, error_sentence, first_line, reason_text
-from shoestring.core.foreign import copied_module
+from shoestring.core.foreign import copy_module
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.mesh import Mesh, imagined_mesh
@@ -190,7 +190,7 @@ class Rehearsals:
 
     def model_to_try(self) -> nn.Module:
         random_state.seed(self.job.seed)
-        return self.job.model() if self.model is None else copied_module(self.model, {})
+        return self.job.model() if self.model is None else copy_module(self.model, {})
 
     def fits_here(self, plain: Log) -> bool:
         """Whether real passes over the model are affordable in this process; `plain` is the log of plain steps."""

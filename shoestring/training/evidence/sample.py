@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core import random_state
-from shoestring.core.foreign import copied_module
+from shoestring.core.foreign import copy_module
 from shoestring.core.job import Job
 from shoestring.core.private import FakeTensor, own_buffers, tree_leaves, tree_map
 from shoestring.measure.calls import as_calls, without_caches
@@ -93,7 +93,7 @@ def make_real(block: nn.Module, given: Any) -> tuple[nn.Module, Any]:
         )
         for old in block.parameters()
     }
-    real = copied_module(block, weights)
+    real = copy_module(block, weights)
     for part in real.modules():
         for name, buffer in own_buffers(part).items():
             if isinstance(buffer, FakeTensor):

@@ -122,7 +122,7 @@ def plain_ledger(
         standing=StandingBytes(**parts),
         update=update,
         splitting=Splitting(((1.0, 1.0), *anchor.paces), anchor.adding) if anchor else Splitting(),
-        machine=Machine(1 / hardware.disk, 1 / (hardware.direct or hardware.disk), hardware.moving, hardware.cores),
+        machine=machine_of(hardware),
         allocation=Allocation(allocated=float(sum(size for _, size in born.values()))),
         workers=Workers(
             job.link.world,
@@ -139,6 +139,13 @@ def plain_ledger(
     return with_process(ledger, peak(log).bytes, hardware, anchor)
 
 
+def machine_of(hardware: Hardware) -> Machine:
+    """The machine's cost of moving bytes; zero for a disk that nobody described, because nothing may use it."""
+    if not hardware.disk:
+        return Machine(cores=hardware.cores)
+    return Machine(1 / hardware.disk, 1 / (hardware.direct or hardware.disk), hardware.moving, hardware.cores)
+
+
 def validation_part(
     job: Job, log: Log, blocks: Iterable[Block], hardware: Hardware, anchor: Anchor | None
 ) -> ValidationCost | None:
@@ -146,12 +153,8 @@ def validation_part(
     found = validation(log)
     if not found:
         return None
-    forward, flops = (
-        sum(block.forward for block in blocks),
-        sum(block.flops for block in blocks),
-    )  # of all steps in the log together
-    steps = sum(moment.phase == "update" for _, moment in log.marks)
-    speed = flops / steps / forward if forward and flops else hardware.flops
+    forward, flops = sum(block.forward for block in blocks), sum(block.flops for block in blocks)
+    speed = flops / forward if forward and flops else hardware.flops
     held_out = looked_through(job) if job.held_out is not None else None
     much = held_out.all if held_out is not None else 1.0
     own = anchor if job.validate is not None else None

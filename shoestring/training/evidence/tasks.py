@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from shoestring.core.sums import Speeds
+from shoestring.core.sum_costs import Speeds
 from shoestring.core.technique import in_order, technique_from, technique_json
 from shoestring.measure.tracker import Log
 from shoestring.processes.task import GroupSeat, JobTask, R, Tell
@@ -110,7 +110,7 @@ class AnchorResult:
     waiting: float = 0.0  # seconds that the first step waits for its batch
 
     @property
-    def busiest(self) -> float:
+    def held_up(self) -> float:
         return max(one.busy for one in self.steps.values())
 
 

@@ -25,6 +25,7 @@ from shoestring.measure.probe import busy_now, known_hardware, remember
 from shoestring.planning.answers import MeasuredAnswers, open_answers, without_numbers
 from shoestring.processes.group.launch import run_group, threads
 from shoestring.processes.launch import run_worker
+from shoestring.processes.nodes import Team
 from shoestring.processes.task import R, Task, Worker
 from shoestring.training.catalogue import CATALOGUE, TOGETHER
 from shoestring.training.evidence.duration import expected_seconds, remember_seconds
@@ -191,7 +192,7 @@ def workers(count: int) -> Worker:
     way."""
 
     def together(task: Task[R], environment: Mapping[str, str], /) -> R:
-        return run_group(task, environment, devices=count)
+        return run_group(task, environment, Team(count))
 
     return run_worker if count == 1 else together
 

@@ -17,7 +17,7 @@ from shoestring.core.link import Link, agreement, agreement_bytes
 from shoestring.core.run import Run
 from shoestring.core.run_state import LivesOnDisk
 from shoestring.core.run_weights import traffic
-from shoestring.core.signals import asked_by, listen
+from shoestring.core.signals import listen, stop_reason
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
 from shoestring.runs.cadence import Cadence
@@ -89,7 +89,7 @@ class Recorder:
     def on_signal(self, number: int, frame: Any) -> None:
         if self.stop:
             os._exit(128 + number)
-        self.stop, self.signal = asked_by(number), number
+        self.stop, self.signal = stop_reason(number), number
 
     def look(self) -> bool:
         """Find the newest good checkpoint; returns whether there is one. The first worker does it for all."""
@@ -144,6 +144,7 @@ class Recorder:
                 step=self.step,
                 how=feed.how if self.step else "from the beginning",
                 world=self.link.world,
+                together=max(feed.loading_processes[0], 1),
             )
         )
         return self.step

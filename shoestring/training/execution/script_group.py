@@ -18,6 +18,7 @@ from torch import nn
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.processes.group.launch import run_group
+from shoestring.processes.nodes import Team
 from shoestring.runs.event import Event, Stepped, Stopped, Validated
 from shoestring.runs.event_log import note
 from shoestring.runs.export import checkpoint_of, model_of, named_weights
@@ -67,7 +68,11 @@ class ScriptRunByGroup(ScriptRun):
         with self.session, self.session.noting_failure():
             try:
                 result = run_group(
-                    task, worker_environment(self.plan.techniques), on_event, self.session.held.lock.file, self.devices
+                    task,
+                    worker_environment(self.plan.techniques),
+                    Team(self.devices),
+                    on_event,
+                    self.session.held.lock.file,
                 )
             except NobodyAsks:
                 note(folder.path, Stopped(text="the script did not ask for more; what was not saved is done again"))

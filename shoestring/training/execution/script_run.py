@@ -22,7 +22,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.options import as_arguments
 from shoestring.core.run_weights import bring_home
-from shoestring.core.signals import deliver, handlers_restored
+from shoestring.core.signals import deliver, restore_handlers
 from shoestring.data.lengths import check_given
 from shoestring.jobfile import IMPORTED, resolved_arguments
 from shoestring.processes.task import Worker
@@ -147,7 +147,7 @@ class ScriptRunHere(ScriptRun):
     def steps(self) -> Iterator[tuple[int, float, Any]]:
         """Train: number, loss and metrics of every step. A caller that stops requesting steps leaves a run that can be
         resumed."""
-        with self.session, self.session.noting_failure(), handlers_restored():
+        with self.session, self.session.noting_failure(), restore_handlers():
             expected = expected_batches(self.plan)
             made = Training(self.job, self.plan.techniques, self.recording(), silent, expected, self.model)
             assert made.recorder is not None, "there is a folder"

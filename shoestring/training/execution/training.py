@@ -29,7 +29,7 @@ from shoestring.core.job import Job
 from shoestring.core.link import GroupDone, Link
 from shoestring.core.run import Run
 from shoestring.core.run_state import LivesOnDisk
-from shoestring.core.run_weights import digest_state, guarded_outside, stored_weights, weights
+from shoestring.core.run_weights import digest_state, guard_outside, stored_weights, weights
 from shoestring.core.seams import calls_user
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import NO_BATCH, Feed
@@ -426,7 +426,7 @@ def trained_model(job: Job, run: Run, file: str, warn: Callable[[str], None]) ->
     elif job.show is not None:
         run.model.eval()
         try:
-            with torch.no_grad(), run.outside.usable(), guarded_outside(run):
+            with torch.no_grad(), run.outside.usable(), guard_outside(run):
                 shown = job.show(run.model) if run.team.link.rank == 0 else ""
         except Exception as error:  # of a diverged model, for example: the run is finished all the same
             warn(f"the job's show failed: {failure_text(error)}; the weights are saved")

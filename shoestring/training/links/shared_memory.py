@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.core.files import clear, made_and_held
+from shoestring.core.files import clear, make_and_lock
 from shoestring.core.link import Link
 from shoestring.core.units import bytes_text
 
@@ -89,7 +89,7 @@ def create_file(size: int) -> tuple[str, int] | None:
     for place in PLACES:
         clear(Path(place).glob(f"{PREFIX}*"))
         with suppress(OSError):
-            path, file = made_and_held(partial(with_room, place, size))
+            path, file = make_and_lock(partial(with_room, place, size))
             return str(path), file
     return None
 

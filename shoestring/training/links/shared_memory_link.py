@@ -22,7 +22,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from shoestring.core.link import CompletedWork, DeadlinePassed, Link, Sending
-from shoestring.core.sums import MEMORY, Speeds
+from shoestring.core.sum_costs import Speeds
+from shoestring.core.sums import MEMORY
 from shoestring.training.links import mailbox
 from shoestring.training.links.mailbox import Mailbox
 from shoestring.training.links.process_link import ProcessLink

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Block, Ledger
 from shoestring.core.run import Run
 from shoestring.training.memory.adapters import Adapters
@@ -51,6 +50,7 @@ class LowRank(TrainingTechnique):
     exact: ClassVar[bool] = False
     saves_memory: ClassVar[bool] = True
     why: ClassVar[str] = "small updates of frozen weights are trained, so most weights need no gradient and no moments"
+    on_request: ClassVar[bool] = True  # it trains other parameters
 
     def __post_init__(self) -> None:
         for name in ("where", "also"):
@@ -63,10 +63,6 @@ class LowRank(TrainingTechnique):
             )
 
     @classmethod
-    def choices(cls, ledger: Ledger) -> tuple[LowRank, ...]:
-        return ()  # it trains other parameters: used only when asked for
-
-    @classmethod
     def settings_to_explain(cls, ledger: Ledger) -> tuple[LowRank, ...]:
         return ()
 
@@ -77,9 +73,6 @@ class LowRank(TrainingTechnique):
     @property
     def owns(self) -> frozenset[Owned]:
         return frozenset({Owned.TRAINED, Owned.GROUPS, Owned.STATE})
-
-    def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.CHANGED
 
     def drift(self, ledger: Ledger) -> float:
         """1: a frozen weight is as far from the plainly trained one as training would have moved it. The updates' own

@@ -74,6 +74,8 @@ class OffloadActivations(TrainingTechnique):
         return cls.choices(ledger) or (cls(),)
 
     def refusal(self, ledger: Ledger) -> str:
+        if ledger.has(Trait.NO_DISK):
+            return ledger.findings.reasons[Trait.NO_DISK]
         return NO_BLOCK_RUNS if ledger.has(Trait.NO_BLOCK_RUNS) else ""
 
     def cost(self, ledger: Ledger) -> Ledger:

@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
-from itertools import accumulate
-from math import inf
+from itertools import accumulate, pairwise
+
+import numpy as np
 
 from shoestring.core.actions import HALVES, Action, Kind, idle_share
-from shoestring.core.ledger import Block, Ledger
-from shoestring.core.ledger_parts import Traffic, UpdateCost, Workers
+from shoestring.core.ledger import TIMELINE, Block, Blocks, Ledger
+from shoestring.core.ledger_parts import StandingBytes, Traffic, UpdateCost, Workers
 from shoestring.core.staging import Staging, Work
 from shoestring.training.pipeline.partition import BlockCost, Holding, best_cut, least_demanding, smallest_maximum
 from shoestring.training.pipeline.schedule import (
@@ -35,11 +36,8 @@ from shoestring.training.pipeline.schedule import (
 )
 
 RECEIVED = "(received)"  # the ledger row for what the previous stage sends
-MOST_PIECES = 64  # largest number of micro-batches that is tried,
-TRIED = (
-    ("1f1b", "zero-bubble", "interleaved", "gpipe"),
-)  # and schedules of the same exactness; of equally good ones, the first
 HALVED = 1.3  # bytes of gradients kept between the halves of a backward, per byte of activations (a GPT, measured)
+ROUNDING = 1e-9  # by which a sum of seconds may depend on the order of its terms
 STASHING = "pipedream"  # in this schedule every micro-batch in flight keeps the weights that it began with
 
 
@@ -128,6 +126,24 @@ class Pipe:
             self.ledger.slices,
         )
 
+    @cached_property
+    def least_step(self) -> float:
+        """A lower bound of `step`, without playing the schedule: a worker waits until the first forward has come to it,
+        does all its work, and the last gradient goes back from it to the first chunk.
+
+        In equal stages gpipe and 1f1b take just that. A zero-bubble worker may end with gradients of weights, which
+        nobody waits for.
+        """
+        if self.schedule == STASHING:
+            return self.step
+        whole, least, come, back = self.pieces * self.ledger.slices, 0.0, 0.0, 0.0
+        for worker in range(self.stages):
+            busy = sum(forward + backward for forward, backward in (self.seconds[chunk] for chunk in self.of(worker)))
+            least = max(least, come + whole * busy + (0.0 if self.schedule == "zero-bubble" else back))
+            come += self.seconds[worker][0] + self.carried_seconds
+            back += self.seconds[worker][1] + self.carried_seconds
+        return (1 - ROUNDING) * least
+
     def of(self, worker: int) -> range:
         """The chunks on a worker."""
         return range(worker, len(self.cut), self.stages)
@@ -140,31 +156,22 @@ class Pipe:
     def stage(self, worker: int) -> Ledger:
         """The ledger of one stage."""
         ledger, own = self.ledger, [unit for chunk in self.of(worker) for unit in self.members[chunk]]
-        share, held = (
-            self.shares[worker],
-            activation_counts_by_formula(self.schedule, self.stages, self.pieces, self.chunks)[worker],
-        )
+        share = self.shares[worker]
         rows = tuple(row for unit in own for row in unit.rows)
-        arriving = sum(self.members[chunk][0].arriving for chunk in self.of(worker) if chunk)
+        arriving = self.arriving(worker)
         received = (Block(RECEIVED, False, kept=arriving, rise=arriving),) if arriving else ()
-        empty = {row.name: row for row in ledger.at_zero_batch}
+        empty = self.at_zero_batch
         blocks = (*received, *rows)
         busy = self.pieces * sum(row.forward + row.backward for row in rows)
-        standing, update = ledger.standing, self.update
+        update = self.update
         latest = update.seconds * (max(self.shares) - share)  # every stage waits for the largest stage's update
         return replace(
             ledger,
             blocks=blocks,
             at_zero_batch=tuple(empty.get(row.name, Block(row.name, False)) for row in blocks),
-            in_flight=max((held - self.waiting(worker)) / self.chunks, 1.0),
+            in_flight=self.in_flight(worker),
             stretch=self.step / busy if busy else 1.0,
-            standing=replace(
-                standing,
-                parameters=standing.parameters * share * self.versions(worker),
-                optimizer=standing.optimizer * share,
-                gradients=standing.gradients * share,
-                inputs=standing.inputs + self.waiting(worker) * (1 + HALVED) * sum(row.kept for row in rows),
-            ),
+            standing=self.standing(worker),
             update=replace(
                 update,
                 seconds=update.seconds * share,
@@ -177,6 +184,56 @@ class Pipe:
             traffic=self.part_of(ledger.traffic, len(own) / len(self.units))
             + Traffic(sent=self.sent_bytes(worker), waiting=latest),
             workers=replace(ledger.workers, stages=self.stages),
+        )
+
+    def peak(self, worker: int) -> float:
+        """The peak of one stage, in a fraction of the time that its whole ledger takes."""
+        whole, arriving = self.ledger.columns, self.arriving(worker)
+        columns = {}
+        for name in TIMELINE:
+            column, first = whole.column(name), [arriving if name in ("kept", "rise") else 0.0] * bool(arriving)
+            columns[name] = np.concatenate((first, *(column[self.places[chunk]] for chunk in self.of(worker))))
+        update = UpdateCost(rise=self.ledger.update.rise * self.shares[worker])
+        found = Ledger(
+            Blocks((), columns),
+            standing=self.standing(worker),
+            update=update,
+            validation=self.ledger.validation,
+            in_flight=self.in_flight(worker),
+        )
+        return found.peak
+
+    @cached_property
+    def places(self) -> list[slice]:
+        """The rows of every chunk among those of the ledger."""
+        ends = list(accumulate((len(unit.rows) for unit in self.units), initial=0))
+        units = list(accumulate(self.cut, initial=0))
+        return [slice(ends[begin], ends[end]) for begin, end in pairwise(units)]
+
+    @cached_property
+    def at_zero_batch(self) -> dict[str, Block]:
+        return {row.name: row for row in self.ledger.at_zero_batch}
+
+    def arriving(self, worker: int) -> float:
+        """Bytes that other workers send to this one's chunks for a micro-batch's forward."""
+        return sum(self.members[chunk][0].arriving for chunk in self.of(worker) if chunk)
+
+    @cached_property
+    def held(self) -> tuple[int, ...]:
+        return activation_counts_by_formula(self.schedule, self.stages, self.pieces, self.chunks)
+
+    def in_flight(self, worker: int) -> float:
+        return max((self.held[worker] - self.waiting(worker)) / self.chunks, 1.0)
+
+    def standing(self, worker: int) -> StandingBytes:
+        standing, share, waiting = self.ledger.standing, self.shares[worker], self.waiting(worker)
+        kept = (row.kept for chunk in self.of(worker) for unit in self.members[chunk] for row in unit.rows)
+        return replace(
+            standing,
+            parameters=standing.parameters * share * self.versions(worker),
+            optimizer=standing.optimizer * share,
+            gradients=standing.gradients * share,
+            inputs=standing.inputs + (waiting * (1 + HALVED) * sum(kept) if waiting else 0.0),
         )
 
     def part_of(self, traffic: Traffic, share: float) -> Traffic:
@@ -225,7 +282,7 @@ class Pipe:
 
     def largest(self) -> Ledger:
         """The ledger of the worker that needs most memory."""
-        return max((self.stage(worker) for worker in range(self.stages)), key=lambda ledger: ledger.peak)
+        return self.stage(max(range(self.stages), key=self.peak))
 
     def staging(self, after: Ledger) -> Staging:
         """The plan's description of its stages, with the timeline. `after` is the ledger of the neediest worker under
@@ -261,7 +318,7 @@ class Pipe:
                 )
                 for own in timeline
             ),
-            tuple(self.stage(worker).peak for worker in range(self.stages)),
+            tuple(map(self.peak, range(self.stages))),
             names=tuple(row.name for unit in self.units for row in unit.rows if row.inside),
         )
 
@@ -284,73 +341,6 @@ def pipe_of(
     units = tuple(units_of(whole))
     cut = tuple(balance) or smallest_maximum([unit.weights for unit in units], stages * chunks)
     return Pipe(whole, units, stages, pieces, schedule, cut, vertical, flush)
-
-
-@dataclass(frozen=True)
-class PipelineSetting:
-    """The knobs of a pipeline."""
-
-    stages: int
-    pieces: int
-    schedule: str
-    balance: tuple[int, ...]
-    chunks: int = 1
-
-
-def worth_trying(ledger: Ledger) -> Iterator[PipelineSetting]:
-    """Pipelines for these workers that no other beats in both time and memory, compared at equal stages and exactness:
-    every number of stages that divides the workers, several numbers of micro-batches, and two cuts, the fastest and the
-    smallest."""
-    world, calls = ledger.workers.world, len(ledger.inside)
-    for stages in (number for number in range(2, min(world, calls) + 1) if world % number == 0):
-        copy = ledger.by_fewer_copies(stages)
-        wholes = {pieces: copy.in_pieces(pieces) for pieces in numbers_of_pieces(stages, copy.batch)}
-        for schedules in TRIED:
-            found = [
-                one
-                for pieces, whole in wholes.items()
-                for schedule in schedules
-                if schedule != "zero-bubble" or ledger.slices == 1  # slices need a backward in one go
-                for one in with_cuts(whole, stages, pieces, schedule, 2 if schedule == "interleaved" else 1)
-            ]
-            yield from (
-                PipelineSetting(pipe.stages, pipe.pieces, pipe.schedule, pipe.cut, pipe.chunks)
-                for pipe in pareto_front(found)
-            )
-
-
-def numbers_of_pieces(stages: int, samples: int) -> list[int]:
-    """Numbers of micro-batches to try: with fewer than stages, workers are mostly idle; with many, each is small."""
-    return [
-        number for number in (stages, 2 * stages, 4 * stages, 8 * stages) if number <= min(samples, MOST_PIECES)
-    ] or [max(samples, 1)]
-
-
-def with_cuts(whole: Ledger, stages: int, pieces: int, schedule: str, chunks: int) -> Iterator[Pipe]:
-    """The pipeline with the fastest cut, and with the cut that needs the least memory."""
-    units = tuple(units_of(whole))
-    chain, parts, standing = tuple(unit.layer for unit in units), stages * chunks, whole.standing
-    if parts > len(units):
-        return
-    held = activation_counts_by_formula(schedule, stages, pieces, chunks)
-    each = tuple(max(round(held[number % stages] / chunks), 1) for number in range(parts))
-    per_weight = (standing.parameters + standing.optimizer + standing.gradients) / max(standing.parameters, 1.0)
-    for cut in dict.fromkeys(
-        (
-            fastest_cut(chain, parts, whole.workers),
-            smallest_cut(chain, whole.workers, per_weight, each, schedule == STASHING),
-        )
-    ):
-        yield Pipe(whole, units, stages, pieces, schedule, cut)
-
-
-def pareto_front(pipes: Sequence[Pipe]) -> Iterator[Pipe]:
-    """The pipelines that no other beats in both time and memory, the fastest first."""
-    least = inf
-    for pipe in sorted(pipes, key=lambda pipe: pipe.step):
-        if (peak := pipe.largest().peak) < least:
-            least = peak
-            yield pipe
 
 
 def units_of(ledger: Ledger) -> Iterator[CostUnit]:

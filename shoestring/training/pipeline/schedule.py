@@ -104,9 +104,12 @@ def in_slices(orders: Orders, slices: int) -> Orders:
 
 def sliced_steps(own: Iterable[Step], slices: int) -> Iterator[Step]:
     """One worker's steps with every micro-batch cut into slices."""
+    if slices == 1:
+        yield from own
+        return
     forward, backward = range(slices), range(slices)[::-1]
     for kind, piece, chunk in own:
-        if slices > 1 and kind in HALVES:
+        if kind in HALVES:
             raise Mistake("slices of a sequence can't go backward in two halves: use schedule='gpipe' or '1f1b'")
         for number in forward if kind is Kind.FORWARD else backward:
             yield kind, piece * slices + number, chunk

@@ -23,12 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoestring.core.batch import Batch, map_leaves, piece_bounds, tensors, to_device
+from shoestring.core.batch import Batch, map_leaves, tensors, to_device
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.ledger_parts import Trait
 from shoestring.core.run import Run, Slice, weighted_loss
+from shoestring.core.sums import cut_range
 from shoestring.training.sequence.sliceable import LEAST, refusal
 from shoestring.training.sequence.sliced_attention import SliceSpan, Slicing, spans_of, takes_any, takes_positions
 from shoestring.training.technique import TrainingTechnique
@@ -96,7 +97,7 @@ class SequencePipeline(TrainingTechnique):
         """Tokens of every slice of a sequence; a sequence that is too short for all slices has fewer."""
         count = min(self.count, length)
         if not self.lengths:
-            return tuple(stop - start for start, stop in piece_bounds(length, count))
+            return tuple(stop - start for start, stop in cut_range(0, length, count))
         asked = parsed_lengths(self.lengths)[:count]
         return asked if sum(asked) == length else in_proportion(asked, length)
 

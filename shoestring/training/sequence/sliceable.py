@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch, tensors
 from shoestring.core.errors import Mistake
-from shoestring.core.foreign import copied_module
+from shoestring.core.foreign import copy_module
 from shoestring.core.private import DispatchMode, FakeTensor, operation_of, tree_map, without_modes
 from shoestring.measure.fake import Stage
 from shoestring.training.sequence.sliced_attention import SliceSpan, Slicing, not_causal, takes_positions
@@ -222,7 +222,7 @@ def fake_copy(model: nn.Module, stage: Stage) -> nn.Module:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     memo: dict[int, Any] = {id(one): nn.Parameter(fake(one), one.requires_grad) for one in model.parameters()}
-    return copied_module(model, memo | {id(one): fake(one) for one in model.buffers() if isinstance(one, FakeTensor)})
+    return copy_module(model, memo | {id(one): fake(one) for one in model.buffers() if isinstance(one, FakeTensor)})
 
 
 class MixesTokens(Exception):

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
 from shoestring.training.sparse.gated_weights import GatedWeights, gated_run
@@ -57,19 +56,13 @@ class L0(TrainingTechnique):
     order: ClassVar[int] = 67
     exact: ClassVar[bool] = False
     why: ClassVar[str] = "weights learn which of them can be zero, behind gates with a penalty"
+    on_request: ClassVar[bool] = True  # it saves nothing in training
 
     def __post_init__(self) -> None:
         check_schedule(self.share, self.begin, self.end, self.every)
         Units(self.of, self.group)
         if not self.rate > 0:
             raise Mistake(f"L0(rate={self.rate}): gates move at a rate of more than 0")
-
-    @classmethod
-    def choices(cls, ledger: Ledger) -> tuple[L0, ...]:
-        return ()  # it saves nothing in training: used only when asked for
-
-    def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.CHANGED
 
     def drift(self, ledger: Ledger) -> float:
         return mask_drift(self.share)

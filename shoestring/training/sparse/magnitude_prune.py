@@ -21,7 +21,6 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.masks import zero_masks
 from shoestring.core.run import Run
@@ -57,18 +56,12 @@ class MagnitudePrune(TrainingTechnique):
     order: ClassVar[int] = 66
     exact: ClassVar[bool] = False
     why: ClassVar[str] = "the smallest weights become zero while the others are trained"
+    on_request: ClassVar[bool] = True  # it saves nothing in training
 
     def __post_init__(self) -> None:
         check_schedule(self.share, self.begin, self.end, self.every, self.amount, self.amount_of)
         if self.scope not in SCOPES:
             raise Mistake(f"MagnitudePrune(scope={self.scope!r}): there are {', '.join(SCOPES)}")
-
-    @classmethod
-    def choices(cls, ledger: Ledger) -> tuple[MagnitudePrune, ...]:
-        return ()  # it saves nothing in training: used only when asked for
-
-    def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.CHANGED
 
     def drift(self, ledger: Ledger) -> float:
         return mask_drift(self.share)

@@ -17,7 +17,6 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.masks import lowest, seed_of, seed_scores, zeros_of
 from shoestring.core.run import Run
@@ -47,16 +46,10 @@ class RandomPrune(TrainingTechnique):
     order: ClassVar[int] = 66
     exact: ClassVar[bool] = False
     why: ClassVar[str] = "weights that a seed draws become zero: a baseline"
+    on_request: ClassVar[bool] = True  # a baseline
 
     def __post_init__(self) -> None:
         check_schedule(self.share, self.begin, self.end, self.every)
-
-    @classmethod
-    def choices(cls, ledger: Ledger) -> tuple[RandomPrune, ...]:
-        return ()  # a baseline: used only when asked for
-
-    def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.CHANGED
 
     def drift(self, ledger: Ledger) -> float:
         return mask_drift(self.share)

@@ -29,7 +29,7 @@ from shoestring.processes.messages import (
     WorkerJoined,
     event_message,
 )
-from shoestring.processes.nodes import Nodes
+from shoestring.processes.nodes import Nodes, Team
 from shoestring.processes.task import Task
 from shoestring.runs.event import Begun, Died, Reformed, Saved, Stepped, Warned
 from shoestring.training.evidence.tasks import TrialTask
@@ -96,7 +96,7 @@ class Group:
         self.machines, self.events = Machines(rank, of), []  # type: tuple[Machines, list[Event]]
         rendezvous: Any = self.machines
         self.supervisor = Supervisor(
-            place, task or train_task(place / "job.py", 9), self.events.append, rendezvous, 30.0, restarts
+            place, task or train_task(place / "job.py", 9), self.events.append, rendezvous, Team(restarts=restarts)
         )
         self.supervisor.begin_round([0, 1], 2)
 

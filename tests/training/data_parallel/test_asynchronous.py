@@ -21,7 +21,7 @@ from shoestring.core.ledger_parts import StandingBytes, UpdateCost, Workers
 from shoestring.core.link import Link, PeerLost
 from shoestring.core.mesh import on_one_axis
 from shoestring.data.feed import Feed
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.measure.timeline import peak
 from shoestring.runs.checkpoints import list_checkpoints
 from shoestring.training.conflicts import clash
@@ -151,7 +151,7 @@ def test_rehearsed_on_fake_tensors_it_is_as_it_is(technique: Technique, pieces: 
     hogwild = technique == Asynchronous("hogwild")
     results = trained(tmp_path, 3, technique, 12, *more, even=3 if hogwild else 2, seen=str(tmp_path / "seen"))
     for rank, found in enumerate(results):
-        job = loaded_job(JOB, {})
+        job = load_job(JOB, {})
         log = rehearse(replace(job, mesh=on_one_axis(Link(rank, 3))), (technique, *more))
         assert found["steps"] > 1, "the optimizer's state is there from the second step on"
         own = results[0]["workers"][rank]
@@ -199,7 +199,7 @@ def test_mistakes_are_told(wrong: Any) -> None:
 
 
 def test_a_group_that_is_too_small_is_told() -> None:
-    job = loaded_job(JOB, {})
+    job = load_job(JOB, {})
     for technique, world in ((Asynchronous(), 1), (Asynchronous("hogwild"), 1), (DropStragglers(), 2)):
         with pytest.raises(Mistake, match="--devices"):
             build_run(replace(job, mesh=on_one_axis(Link(0, world))), [technique], job.model())

@@ -92,6 +92,28 @@ def test_the_users_own_optimizer_steps_what_is_streamed(optimizer: Any, tiny: No
     assert apart(trained(made, ())[0], trained(made, (OffloadModel(),))[0]) == 0.0
 
 
+class ByMark(torch.optim.AdamW):
+    """Climbs by weights that the model has marked."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for one in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
+            one.grad.mul_(-1.0 if one.climbs else 1.0)
+        super().step()
+
+
+@pytest.mark.parametrize("technique", [OffloadModel(), OffloadOptimizer("disk"), OffloadOptimizer("host")])
+def test_an_optimizer_finds_the_marks_that_a_model_has_set(technique: Technique, tiny: None) -> None:
+    def marked() -> nn.Module:
+        model = job("chain").model()
+        for one in model.parameters():
+            one.climbs = one.dim() > 1  # type: ignore[attr-defined]
+        return model
+
+    made = replace(job("chain", optimizer=lambda parameters: ByMark(parameters, lr=1e-2)), model=marked)
+    assert apart(trained(made, ())[0], trained(made, (technique,))[0]) == 0.0
+
+
 @pytest.mark.parametrize("technique", [OffloadOptimizer("disk"), OffloadOptimizer("host")])
 @pytest.mark.parametrize("more", [(), (FusedOptimizer(), StepInBackward()), (Accumulate(2),)])
 def test_moments_elsewhere_give_the_same_bits(technique: Technique, more: tuple[Technique, ...], tiny: None) -> None:

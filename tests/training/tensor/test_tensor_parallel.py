@@ -20,9 +20,9 @@ from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.mesh import Mesh, imagined_mesh
 from shoestring.core.run_weights import bring_home, weights
-from shoestring.jobfile import job_path, loaded_job
+from shoestring.jobfile import job_path, load_job
 from shoestring.measure.blocks import blocks
-from shoestring.planning.choose import asked_for
+from shoestring.planning.choose import requested_candidate
 from shoestring.training.conflicts import conflict
 from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.data_parallel import DataParallel
@@ -479,13 +479,13 @@ def test_the_ledger_s_arithmetic_is_close_to_what_is_rehearsed() -> None:
         (4, ((TensorParallel(4),),)),
     ):
         planner = Planner(
-            replace(loaded_job(job_path("gpt"), flags), steps=3),
+            replace(load_job(job_path("gpt"), flags), steps=3),
             Hardware(described=True, memory=1 << 40),
             wanted=plans[0],
             devices=world,
         )
         for plan in plans:
-            one = asked_for(plan, planner.ledger())
+            one = requested_candidate(plan, planner.ledger())
             found = planner.predictor.plan(one)
             assert one.known["peak_bytes"] == pytest.approx(found.predicted["peak_bytes"], rel=0.1), plan
             assert one.known["sent_bytes"] == pytest.approx(found.predicted["sent_bytes"], rel=0.02), plan

@@ -18,7 +18,7 @@ from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.local import Local
-from shoestring.core.optimizer import made_optimizer
+from shoestring.core.optimizer import make_optimizer
 from shoestring.core.seams import calls_user
 from shoestring.federated.layout import Layout, named_tensors
 from shoestring.federated.local_steps import schedule_steps
@@ -134,7 +134,7 @@ def local_optimizer(job: Job, local: Local, model: nn.Module) -> Optimizer:
         return torch.optim.SGD((one for one in model.parameters() if one.requires_grad), lr=local.rate)
     if local.optimizer is None:
         return Sgd((one for one in model.parameters() if one.requires_grad), local.rate)
-    return made_optimizer(replace(job, optimizer=local.optimizer), model)
+    return make_optimizer(replace(job, optimizer=local.optimizer), model)
 
 
 def objective_gradients(layout: Layout, model: nn.Module, objective: Objective, place: int) -> Callable[[], None]:

@@ -60,6 +60,7 @@ class FedBuff(FederatedTechnique):
     why: ClassVar[str] = "asynchronous: does not wait for stragglers"
     seam: ClassVar[str] = "combine"
     order: ClassVar[int] = 80
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, least in (("buffer", 1), ("concurrency", 0), ("oldest", 0), ("spread", 0)):
@@ -67,10 +68,6 @@ class FedBuff(FederatedTechnique):
                 raise Mistake(f"FedBuff({name}={getattr(self, name)}): give {least} or more")
         if self.staleness not in STALENESS:
             raise Mistake(f"FedBuff(staleness={self.staleness!r}): there are {', '.join(STALENESS)}")
-
-    @classmethod
-    def choices(cls, cost: RoundCost) -> tuple[FedBuff, ...]:
-        return ()
 
     def refusal(self, cost: RoundCost) -> str:
         if cost.delta:

@@ -46,6 +46,7 @@ class AdaptiveClip(FederatedTechnique):
     seam: ClassVar[str] = "private"
     slot: ClassVar[str] = "clip"
     order: ClassVar[int] = 60
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_norm(self.start, "start", "AdaptiveClip")
@@ -59,10 +60,6 @@ class AdaptiveClip(FederatedTechnique):
             raise Mistake(
                 f"noise={self.noise!r} in AdaptiveClip: a count without noise is not private; give a number above 0, such as 0.05"
             )
-
-    @classmethod
-    def choices(cls, cost: RoundCost, /) -> tuple[AdaptiveClip, ...]:
-        return ()
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         """The cost of the first round; later clipping norms depend on the updates."""

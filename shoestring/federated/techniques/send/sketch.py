@@ -61,6 +61,7 @@ class Sketch(FederatedTechnique):
     seam: ClassVar[str] = "send"
     slot: ClassVar[str] = "sparse"
     order: ClassVar[int] = 40
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.rows, int) or self.rows < 3 or self.rows % 2 == 0:
@@ -70,10 +71,6 @@ class Sketch(FederatedTechnique):
                 f"share={self.share!r} in Sketch: it is the size of the table relative to an update; give more than 0 and less "
                 f"than 1"
             )
-
-    @classmethod
-    def choices(cls, cost: RoundCost, /) -> tuple[Sketch, ...]:
-        return ()
 
     def refusal(self, cost: RoundCost, /) -> str:
         return device_noise_refusal(cost)
