@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from math import prod
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.nn import functional
 
 from shoestring.compression.onnx.check import session
 from shoestring.compression.onnx.file_module import OnnxCall, SharedSession
-from shoestring.compression.onnx.graph import Graph, graphs_in, inputs_of
+from shoestring.compression.onnx.graph import Graph, graphs_in, inner_outputs, inputs_of
 from shoestring.core.errors import Mistake
 
 FEWEST = 64  # numbers of the smallest matrix that counts as a weight
@@ -65,7 +66,9 @@ def holder_names(names: Sequence[str]) -> list[str]:
     for name in names:
         plain = name.replace(".", "_").strip("/") or "weight"
         taken = {*found, *dir(OnnxCall), "graph", "names", "steps", "kinds", "rows", "outputs"}
-        found.append(next(one for one in (plain, *(f"{plain}_{n}" for n in range(1, 10**6))) if one not in taken))
+        found.append(
+            plain if plain not in taken else next(one for n in count(1) if (one := f"{plain}_{n}") not in taken)
+        )
     return found
 
 
@@ -101,7 +104,8 @@ class GraphSegment:
 
     @property
     def inputs(self) -> list[str]:
-        made = {name for node in self.nodes for name in node.output}
+        """Tensors from outside, also those that only subgraphs of nodes read."""
+        made = {name for node in self.nodes for name in (*node.output, *inner_outputs(node))}
         return list(dict.fromkeys(name for node in self.nodes for name in inputs_of(node) if name and name not in made))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import shoestring
 from shoestring import Job
 from shoestring.commands.main import run
-from shoestring.core.errors import Mistake, OverBudget
+from shoestring.core.errors import Mistake
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -64,7 +64,7 @@ def loss(output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
 def job() -> Job:
     draw = torch.Generator().manual_seed(1)
     data = [
-        (torch.randint(0, 40, (8, 4), generator=draw), torch.randint(0, 40, (8,), generator=draw)) for _ in range(60)
+        (torch.randint(0, 40, (8, 4), generator=draw), torch.randint(0, 40, (8,), generator=draw)) for _ in range(24)
     ]
     return Job(model=nn.Identity, data=lambda: data, loss=loss)
 
@@ -83,6 +83,36 @@ def test_the_graph_in_segments_computes_what_the_file_does(tmp_path: Path) -> No
         whole(ids + 100)
 
 
+def test_weights_that_a_branch_reads_stay_in_the_file(tmp_path: Path) -> None:
+    make, info = helper.make_node, helper.make_tensor_value_info
+    branches = [
+        helper.make_graph(
+            [make(kind, ["hidden"], [f"{kind}_in"]), make("MatMul", [f"{kind}_in", "inner"], [f"{kind}_out"])],
+            kind,
+            [],
+            [info(f"{kind}_out", TensorProto.FLOAT, None)],
+        )
+        for kind in ("Relu", "Neg")
+    ]
+    nodes = [
+        make("MatMul", ["x", "outer"], ["hidden"]),
+        make("ReduceSum", ["hidden"], ["sum"], keepdims=0),
+        make("Greater", ["sum", "zero"], ["positive"]),
+        make("If", ["positive"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+    ]
+    weights = {"outer": torch.randn(16, 16), "inner": torch.randn(16, 8), "zero": torch.tensor(0.0)}
+    constants = [numpy_helper.from_array(one.numpy(), name) for name, one in weights.items()]
+    inputs, outputs = [info("x", TensorProto.FLOAT, ["batch", 16])], [info("y", TensorProto.FLOAT, None)]
+    graph = helper.make_graph(nodes, "net", inputs, outputs, initializer=constants)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "if.onnx"
+    )
+    whole, parts = OnnxFileModule(tmp_path / "if.onnx"), OnnxGraphModule(read_onnx(tmp_path / "if.onnx"))
+    assert list(parts.names.values()) == ["outer"]
+    for x in (torch.randn(3, 16), torch.randn(3, 16)):
+        assert all(torch.allclose(whole(some), parts(some), atol=1e-4) for some in (x, -x))
+
+
 def test_a_file_with_a_fixed_number_of_samples_takes_any(tmp_path: Path) -> None:
     free, fixed = OnnxFileModule(write(tmp_path / "a.onnx")), OnnxFileModule(write(tmp_path / "b.onnx", rows=4))
     for count in (1, 4, 9):
@@ -90,7 +120,7 @@ def test_a_file_with_a_fixed_number_of_samples_takes_any(tmp_path: Path) -> None
         assert torch.allclose(free(ids), fixed(ids), atol=1e-6)
 
 
-@pytest.mark.parametrize("rows", ["batch", 4])
+@pytest.mark.parametrize("rows", ["batch", pytest.param(4, marks=pytest.mark.slow)])
 def test_an_onnx_file_is_compressed_within_its_size_and_measured_in_onnxruntime(
     tmp_path: Path, rows: int | str
 ) -> None:
@@ -138,8 +168,6 @@ def test_what_does_not_apply_to_an_onnx_file_is_refused_with_the_reason(
             shoestring.compress(path, tmp_path / "small", job=job(), **({"size": "40KB"} | options))
     with pytest.raises(Mistake, match="no data to calibrate"):
         shoestring.compress(path, tmp_path / "small", size="40KB")
-    with pytest.raises(OverBudget):
-        shoestring.compress(path, tmp_path / "small", size="12KB", job=job())
     (tmp_path / "text.onnx").write_text("no graph")
     for name, said in (("text.onnx", "can't be read as an ONNX file"), ("lost.onnx", "is not a file")):
         with pytest.raises(Mistake, match=said):
