@@ -33,11 +33,12 @@ from shoestring.core.stepping import StepDivision
 from shoestring.core.suggest import did_you_mean
 from shoestring.core.swap import Swap
 from shoestring.training.group_technique import StagedTechnique
-from shoestring.training.pipeline.cost import STASHING, Pipe, pipe_of, worth_trying
+from shoestring.training.pipeline.cost import STASHING, Pipe, pipe_of
 from shoestring.training.pipeline.one_process import StagesHere, mail_meshes
 from shoestring.training.pipeline.partition import smallest_maximum
 from shoestring.training.pipeline.pipedream import CLIPS, PipeDream
 from shoestring.training.pipeline.schedule import SCHEDULES, Orders, check_schedule, orders
+from shoestring.training.pipeline.settings import worth_trying
 from shoestring.training.pipeline.shared_norms import STATISTICS, playable
 from shoestring.training.pipeline.stages import Stages
 from shoestring.training.pipeline.walk import Chain

@@ -6,7 +6,8 @@ import pytest
 
 from shoestring.core.ledger import Block, Ledger
 from shoestring.core.ledger_parts import StandingBytes, UpdateCost, ValidationCost, Workers
-from shoestring.training.pipeline.cost import Pipe, pareto_front, pipe_of
+from shoestring.training.pipeline.cost import Pipe, pipe_of
+from shoestring.training.pipeline.settings import pareto_front
 
 BACKWARDS = {"even": [2.0] * 12, "uneven": [1.0, 3.0, 2.0, 5.0, 0.5, 2.0, 4.0, 1.0, 1.0, 2.5, 0.0, 3.0]}
 SETTINGS = [
