@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-browser lint format docs check oldest bench clean
+.PHONY: demo test slow-tests test-browser lint format docs check oldest bench clean
 
 .venv/torch: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -36,6 +36,11 @@ demo: .venv/run
 # Each process gets tests that stand together, so that what a file prepares is prepared once; who is done first takes over from the other
 test: .venv/test
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not browser"
+
+# What every test takes, on a quiet machine, and from that the tests that `make test` leaves to `make check` (tests/slow_tests.py)
+slow-tests: .venv/test
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "(listed or not slow) and not browser" --seconds .venv/seconds
+	$(BIN)/python -m tests.slow_tests .venv/seconds
 
 # The pages in Chromium. Where there is none and it can't be installed, these tests are skipped and say so.
 test-browser: .venv/browser

@@ -52,8 +52,8 @@ class Course:
     seed: int | None = argument("N", "seed of all random numbers, instead of the job's")
 
     @property
-    def given(self) -> dict[str, int]:
-        """Those that were asked for."""
+    def values(self) -> dict[str, int]:
+        """The values that the user gave, by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -148,7 +148,7 @@ def flags_known(path: str | Path) -> list[Flag]:
     return own + [Flag(name, "int", None) for name in OF_EVERY_JOB if name not in {flag.name for flag in own}]
 
 
-def parsed_flags(path: str | Path, words: list[str], others: Iterable[str] = ()) -> dict[str, Any]:
+def parse_flags(path: str | Path, words: list[str], others: Iterable[str] = ()) -> dict[str, Any]:
     """Values of a job's flags from the remaining words of the command line: --width 512, --width=512, --fast,
     --no-fast.
 
@@ -218,7 +218,7 @@ IMPORTED: set[str] = set()  # modules that job files have imported in this proce
 
 
 @calls_user("file")
-def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
+def load_job(path: str | Path, values: dict[str, Any]) -> Job:
     """Run a job file's `job` function; an error in it is reported to the user in one sentence."""
     import importlib.util
     import inspect
@@ -271,7 +271,9 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
         job, {name: value for name, value in values.items() if name in OF_EVERY_JOB and name not in own}, values
     )
     bound.apply_defaults()
-    return replace(job, origin=Origin(str(path), tuple(values.items()), tuple(spread(bound.arguments, own).items())))
+    return replace(
+        job, origin=Origin(str(path), tuple(values.items()), tuple(flatten_keywords(bound.arguments, own).items()))
+    )
 
 
 def within_package(folder: str) -> bool:
@@ -280,7 +282,7 @@ def within_package(folder: str) -> bool:
     return os.path.commonpath([package, os.path.realpath(folder or ".")]) == package
 
 
-def spread(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_keywords(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by name, with those that `**` took merged in."""
     return {
         key: value

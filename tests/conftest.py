@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import compileall
 import gc
+import json
 import os
 import random
 import shutil
@@ -57,6 +58,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from tests.machine import believe_what_is_kept, keep_figures  # noqa: E402
+from tests.slow_tests import listed  # noqa: E402
 
 torch.set_num_threads(1)
 believe_what_is_kept()
@@ -67,9 +69,35 @@ settings.load_profile("shoestring")
 FROZEN_FOR: list[Path] = []
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seconds", metavar="FILE", help="write what every test takes (tests/slow_tests.py)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what slow.txt lists: as slow, and as listed there, so that it can be measured again."""
+    slow = listed()
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker("slow")
+            item.add_marker("listed")
+
+
+class Seconds:
+    """Writes what every test takes."""
+
+    def __init__(self, file: str) -> None:
+        self.file = open(file, "w", encoding="utf-8")  # noqa: SIM115
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.file.write(json.dumps([report.nodeid, report.duration]) + "\n")
+        self.file.flush()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Compile shoestring once for all processes of the session, and give them a home: a worker of xdist finds both."""
     if not hasattr(config, "workerinput"):
+        if file := config.getoption("--seconds"):
+            config.pluginmanager.register(Seconds(file))
         compileall.compile_dir(Path(shoestring.__file__).parent, quiet=2)
         home = Path(tempfile.mkdtemp(prefix="home"))
         config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))

@@ -12,11 +12,11 @@ from torch import Tensor
 from shoestring import Job
 from shoestring.core.run import Run
 from shoestring.core.run_state import LivesOnDisk
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import draft as drafted
 from shoestring.runs.checkpoints import newest_good, publish
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.execution.snapshot import restore, snapshot_of
 from shoestring.training.loop import steps
 from shoestring.training.progress import Progress
@@ -54,7 +54,7 @@ def trained(job: Job, techniques: Sequence[Technique], folder: Path, stops: Coll
         save(run, course, folder, len(losses))
         torch.manual_seed(123)  # nothing of this process must matter
         run, course = begun(job, techniques, folder, True)
-    brought_home(run)
+    bring_home(run)
     return Trained(
         torch.cat([value.detach().float().reshape(-1) for value in run.model.state_dict().values()]), rates, run, losses
     )
@@ -62,7 +62,7 @@ def trained(job: Job, techniques: Sequence[Technique], folder: Path, stops: Coll
 
 def begun(job: Job, techniques: Sequence[Technique], folder: Path, resumed: bool) -> tuple[Run, Progress]:
     feed = Feed(job)
-    run = prepared(job, techniques, seeded(job), folder, resumed)
+    run = build_run(job, techniques, seeded(job), folder, resumed)
     feed.assignment = run.team.assignment
     course = Progress(job, run, feed)
     if resumed:
@@ -77,4 +77,4 @@ def save(run: Run, course: Progress, folder: Path, step: int) -> None:
     found = snapshot_of(Run(**{**vars(run), "state": {**run.state, "course": course}}), course.feed, step, None)
     publish(drafted(folder / "checkpoints", step, found.weights, found.state, found.aliases))
     for part in run.state_that(LivesOnDisk):
-        part.saved()
+        part.note_saved()

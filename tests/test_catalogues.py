@@ -12,7 +12,7 @@ import pytest
 
 from shoestring.compression.catalogue import CATALOGUE as COMPRESSION
 from shoestring.core.errors import Mistake
-from shoestring.core.technique import parsed, text
+from shoestring.core.technique import parse_technique, text
 from shoestring.core.technique_syntax import RENAMED
 from shoestring.federated.catalogue import CATALOGUE as FEDERATED
 from shoestring.planning import names
@@ -47,7 +47,7 @@ def test_a_technique_is_written_as_it_is_told(kind: type[Any], room: tuple[Any, 
     catalogue, file, _ = room
     one = kind(**NEEDED.get(kind.__name__, {}))
     names.check_written(text(one), file)
-    assert parsed(text(one), catalogue) == one
+    assert parse_technique(text(one), catalogue) == one
 
 
 @pytest.mark.parametrize(("kind", "room"), ALL)
@@ -66,7 +66,7 @@ def test_a_technique_says_in_a_formula_or_a_figure_what_it_does(kind: type[Any],
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_an_old_name_is_answered_with_the_new_one(old: str, new: str) -> None:
     (room,) = (one for one in ROOMS if new in {kind.__name__ for kind in one[0]})
-    for check in (lambda: names.check_written(f"{old}()", room[1]), lambda: parsed(f"{old}()", room[0])):
+    for check in (lambda: names.check_written(f"{old}()", room[1]), lambda: parse_technique(f"{old}()", room[0])):
         with pytest.raises(Mistake, match=f"^{old} is called {new} now: write that instead$"):
             check()
 

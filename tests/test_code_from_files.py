@@ -14,7 +14,7 @@ import torch
 import shoestring
 from shoestring import Mistake
 from shoestring.commands.main import run as command
-from shoestring.core.seal import sealed
+from shoestring.core.seal import seal
 
 NET = """
 import torch
@@ -63,7 +63,7 @@ def reseal(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     data = json.loads(path.read_text())
     data.pop("sha256", None)
     change(data)
-    path.write_bytes(sealed(data))
+    path.write_bytes(seal(data))
 
 
 def names_of(sent: Sent, folder: Path) -> list[str]:
@@ -91,7 +91,7 @@ def test_no_job_that_a_compressed_model_names_is_run(
         with pytest.raises(Mistake, match="only if you name it") as told:
             shoestring.load("downloaded")
         assert name in str(told.value) and sent.quiet
-    with pytest.warns(UserWarning, match="not as it was"):
+    with pytest.warns(UserWarning, match="is not the job that downloaded was made with"):
         assert shoestring.load("downloaded", job=sent.net)(torch.zeros(2, 8)).shape == (2, 2)
     assert (
         shoestring.load(
@@ -181,7 +181,7 @@ def test_a_checkpoint_names_no_file_outside_of_its_run(sent: Sent, tmp_path: Pat
 
 def test_no_link_in_a_run_is_written_through(sent: Sent, tmp_path: Path) -> None:
     from shoestring.core.regular import NotRegular
-    from shoestring.runs.events import Events
+    from shoestring.runs.event_log import Events
     from shoestring.training.memory.disk_store import DiskStore
 
     (tmp_path / "mine").write_text("precious")

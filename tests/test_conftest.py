@@ -54,7 +54,7 @@ def test_measurements_of_other_sessions_are_not_there() -> None:
 
 
 def test_the_machine_is_told_and_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoestring.measure.probe.measured_hardware", lambda dtypes: pytest.fail("measured"))
+    monkeypatch.setattr("shoestring.measure.probe.measure_hardware", lambda dtypes: pytest.fail("measured"))
     monkeypatch.setattr("shoestring.measure.probe.glance", lambda device: pytest.fail("compared"))
     assert as_read(known_hardware()) == as_read(figures(torch.get_num_threads()))
 

@@ -85,6 +85,12 @@ def test_objects_that_can_not_be_hashed_or_compared_are_planned_and_trained(tmp_
     assert set(steps[-1].metrics) == {"accuracy", "loss"}
 
 
+def test_held_out_samples_in_a_list_leave_the_collate_function_untouched() -> None:
+    samples = [Data()[number] for number in range(8)]
+    job = replace(untouchable(), data=samples, held_out=samples)
+    assert "loss" in list(shoestring.train(job, shoestring.plan(job, use=[])))[-1].metrics
+
+
 def test_the_job_s_own_validation_and_data_as_objects_are_not_touched_either() -> None:
     own = replace(
         untouchable(),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoestring import Mistake
-from shoestring.jobfile import flags_of, job_path, loaded_job, parsed_flags
+from shoestring.jobfile import flags_of, job_path, load_job, parse_flags
 
 SOURCE = "def job(width: int = 4, rate: float = 0.1, name: str = 'a', fast: bool = False, *, some_more=3): return 1\n"
 
@@ -32,8 +32,8 @@ def test_flags_have_the_types_and_defaults_of_the_arguments(path: Path) -> None:
 
 def test_values_are_parsed_in_every_way_people_write_them(path: Path) -> None:
     words = ["--width", "8", "--rate=1e-3", "--fast", "--some-more", "5"]
-    assert parsed_flags(path, words) == {"width": 8, "rate": 1e-3, "fast": True, "some_more": 5}
-    assert parsed_flags(path, ["--no-fast", "--name", "b c"]) == {"fast": False, "name": "b c"}
+    assert parse_flags(path, words) == {"width": 8, "rate": 1e-3, "fast": True, "some_more": 5}
+    assert parse_flags(path, ["--no-fast", "--name", "b c"]) == {"fast": False, "name": "b c"}
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_values_are_parsed_in_every_way_people_write_them(path: Path) -> None:
 )
 def test_a_wrong_flag_is_told(path: Path, words: list[str], said: str) -> None:
     with pytest.raises(Mistake, match=said):
-        parsed_flags(path, words)
+        parse_flags(path, words)
 
 
 def test_a_file_without_a_job_or_with_another_result_is_told(path: Path, tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="gave int, not a Job"):
-        loaded_job(path, {})
+        load_job(path, {})
     empty = tmp_path / "empty.py"
     empty.write_text("x = 1\n")
     with pytest.raises(Mistake, match="no function `job`"):
@@ -85,11 +85,11 @@ def test_steps_epochs_and_seed_are_flags_of_every_job(
 ) -> None:
     path = tmp_path / "mine.py"
     path.write_text(JOB.replace("ARGUMENTS", arguments).replace("SETTINGS", settings))
-    flags = parsed_flags(path, words)
-    job = loaded_job(path, flags)
+    flags = parse_flags(path, words)
+    job = load_job(path, flags)
     assert (job.steps, job.epochs, job.seed) == found
     assert job.origin is not None and dict(job.origin.flags) == flags, "another process makes the same job of them"
-    assert loaded_job(path, dict(job.origin.flags)).steps == job.steps
+    assert load_job(path, dict(job.origin.flags)).steps == job.steps
 
 
 @pytest.mark.parametrize(
@@ -112,5 +112,5 @@ def test_only_a_users_job_file_brings_its_folder_to_the_path(
         "from torch import nn\nfrom shoestring import Job\ndef job() -> Job: return Job(model=lambda: nn.Linear(2, 2), data=[])\n"
     )
     before, file = list(sys.path), job_path("gpt") if ours else str(tmp_path / "mine.py")
-    loaded_job(file, {})
+    load_job(file, {})
     assert [one for one in sys.path if one not in before] == ([] if ours else [str(tmp_path)])

@@ -52,7 +52,7 @@ class Samples(torch.utils.data.Dataset[Any]):
 
 
 def net() -> nn.Module:
-    with random_state.kept():
+    with random_state.fork_rng():
         return made_net()
 
 
@@ -114,6 +114,7 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "verify": lambda folder: shoestring.verify(job(), (Checkpoint(every=1),), 2),
     "federate": lambda folder: shoestring.federate(toy_job(), rounds=2, per_round=4, processes=2),
     "compress and load": compressed,
+    "distill": lambda folder: list(shoestring.distill(folder / "mine.py", peers=2, steps=2)),
 }
 
 
@@ -228,6 +229,17 @@ def test_a_call_leaves_the_process_as_it_found_it(name: str, script: Path) -> No
     gc.collect()
     after = state()
     assert {key: (before[key], after[key]) for key in before if before[key] != after[key]} == {}
+    assert draws() == expected
+
+
+def test_the_first_plan_that_is_printed_draws_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = shoestring.plan(job(), use=[])
+    for name in [one for one in sys.modules if one.partition(".")[0] == "rich" or one == "shoestring.show.rich_parts"]:
+        monkeypatch.delitem(sys.modules, name)  # importing rich draws
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = draws()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    assert str(plan) and "rich.style" in sys.modules
     assert draws() == expected
 
 

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import BertConfig, BertForSequenceClassification
 
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.runs.folder import holder
 from shoestring.runs.history import History
 from tests.waiting import until
@@ -94,7 +94,7 @@ def exported(run: Path, kind: str, out: Path) -> Path:
 
 @torch.no_grad()
 def logits(model: Any, flags: dict[str, Any]) -> torch.Tensor:
-    job = loaded_job(RECIPE, flags)
+    job = load_job(RECIPE, flags)
     assert job.collate is not None
     found: torch.Tensor = model.eval()(**job.collate(job.data()[:4])).logits
     return found

@@ -23,19 +23,19 @@ from shoestring.compression.command import report_written
 from shoestring.compression.source import open_source
 from shoestring.core.command import Call
 from shoestring.core.run import plain_run
-from shoestring.core.seal import sealed
+from shoestring.core.seal import seal
 from shoestring.data.feed import Feed
 from shoestring.federated.available import available_techniques
 from shoestring.federated.kept_plan import plan_in as federated_plan_in
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.planning.plan import Outcome
 from shoestring.privacy.ledger import PrivacyLedger, ReleasedRound, line_of
-from shoestring.processes.messages import Cause, Failure, read_message, written_message
+from shoestring.processes.messages import Cause, Failure, message_text, read_message
 from shoestring.processes.named_job import claim_of_run, flags_for
-from shoestring.processes.task import read_task, written_task
-from shoestring.runs.checkpoints import RunCheckpoint, damage, reading_untrusted, saved
-from shoestring.runs.events import NAME
-from shoestring.runs.events import line_of as event_line
+from shoestring.processes.task import read_task, task_text
+from shoestring.runs.checkpoints import RunCheckpoint, damage, list_checkpoints, reading_untrusted
+from shoestring.runs.event_log import NAME
+from shoestring.runs.event_log import line_of as event_line
 from shoestring.runs.export import export_weights
 from shoestring.runs.folder import Folder
 from shoestring.runs.history import History
@@ -48,7 +48,7 @@ from shoestring.runs.session import Session, kept_plan
 from shoestring.runs.tensors import TensorFile
 from shoestring.runs.weight_files import open_tensors as opened_weights
 from shoestring.show.page import page
-from shoestring.show.run_end import reported
+from shoestring.show.run_end import report_finished
 from shoestring.training.execution.snapshot import PARTS, restore
 from shoestring.training.execution.tasks import DoctorTask, TrainTask
 from shoestring.training.loop import steps
@@ -123,7 +123,7 @@ def resealed(path: Path, whole: Any, use: Callable[[], object], each: int = 5) -
         use()  # as it was written it is used
         for one in variants(whole, each):
             if isinstance(one, dict):
-                path.write_bytes(sealed({key: value for key, value in one.items() if key != "sha256"}))
+                path.write_bytes(seal({key: value for key, value in one.items() if key != "sha256"}))
                 with told(one):
                     use()
     finally:
@@ -154,7 +154,7 @@ def test_what_a_manifest_says_of_its_job(room: Room, tmp_path: Path) -> None:
     whole = unseal(tmp_path / "small" / "manifest.json")
     for one in variants({"job": whole["job"]}, 8):
         if isinstance(one, dict):
-            (tmp_path / "small" / "manifest.json").write_bytes(sealed(whole | one))
+            (tmp_path / "small" / "manifest.json").write_bytes(seal(whole | one))
             with told(one), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 shoestring.load(tmp_path / "small", job=room.net, width=8)
@@ -179,7 +179,7 @@ def test_the_header_of_a_tensor_file(room: Room) -> None:
     try:
         for one in variants(header, 5):
             with_header(file, one, rest)
-            manifest.write_bytes(sealed(whole | {"tensors": sha256(file.read_bytes()).hexdigest()}))
+            manifest.write_bytes(seal(whole | {"tensors": sha256(file.read_bytes()).hexdigest()}))
             with told(one):
                 shoestring.load(folder, model=net)
             with told(one):
@@ -290,7 +290,7 @@ def test_a_report(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
     resealed(
         room.run / "report.json",
         whole,
-        lambda: reported(Call("train"), RunOptions(), folder.read("report.json"), session),
+        lambda: report_finished(Call("train"), RunOptions(), folder.read("report.json"), session),
         3,
     )
 
@@ -337,8 +337,8 @@ def at(whole: Any, path: tuple[Any, ...]) -> Any:
 
 def test_the_state_of_a_checkpoint(room: Room, tmp_path: Path) -> None:
     shutil.copytree(room.run, tmp_path / "run")
-    checkpoint = saved(tmp_path / "run" / "checkpoints")[-1]
-    job = loaded_job(room.net, {})
+    checkpoint = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    job = load_job(room.net, {})
     whole = json.loads((checkpoint.path / "state.json").read_text())
 
     def use(out: Path) -> None:
@@ -364,7 +364,7 @@ def test_the_state_of_a_checkpoint(room: Room, tmp_path: Path) -> None:
 
 def test_the_aliases_of_a_checkpoint_and_its_header(room: Room, tmp_path: Path) -> None:
     shutil.copytree(room.run, tmp_path / "run")
-    checkpoint = saved(tmp_path / "run" / "checkpoints")[-1]
+    checkpoint = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
     header, rest = header_of(checkpoint.path / "weights.safetensors")
     for number, one in enumerate(
         variants(header | {"__metadata__": {"format": "pt", "alias a": "0.weight", "alias b": "nowhere"}}, 3)
@@ -379,9 +379,9 @@ def test_the_aliases_of_a_checkpoint_and_its_header(room: Room, tmp_path: Path) 
 def test_tasks_and_messages(room: Room) -> None:
     read: Callable[[str], object]
     for text, read in [
-        (written_task(TrainTask(file="a.py", steps=3)), read_task),
-        (written_task(DoctorTask()), read_task),
-        (written_message(Failure(Cause.JOB, "no")), read_message),
+        (task_text(TrainTask(file="a.py", steps=3)), read_task),
+        (task_text(DoctorTask()), read_task),
+        (message_text(Failure(Cause.JOB, "no")), read_message),
     ]:
         read(text)
         for one in variants(json.loads(text), 6):
@@ -397,5 +397,5 @@ def test_a_privacy_ledger(tmp_path: Path) -> None:
         path.write_bytes(text + b',"crc":"%08x"}\n' % crc32(text))
         with told(one):
             found = PrivacyLedger(path, "run")
-            assert found.entries or found.lost, "what may have been spent counts"
+            assert found.entries or found.lost_rounds, "what may have been spent counts"
             found.epsilon()

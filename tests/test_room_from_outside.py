@@ -32,8 +32,8 @@ from typing import ClassVar
 from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity, figures
-from shoestring.core.technique import Technique, applied, parsed, text
-from shoestring.planning.choose import Chooser, asked_for, best_or_asked
+from shoestring.core.technique import Technique, applied, parse_technique, text
+from shoestring.planning.choose import Chooser, best_or_asked, requested_candidate
 from shoestring.planning.plan import Plan
 from shoestring.planning.room import Room
 
@@ -106,11 +106,11 @@ def shorten(asked, call):
 
     words = Path(asked.file).read_text()
     room, cost = Texts(words), Length(len(words))
-    use = tuple(parsed(one, Texts.catalogue) for one in asked.use) if asked.use else None
-    plain = room.confirm(asked_for((), cost))
-    plan = best_or_asked(Chooser(room, cost), Budget.parsed(size=asked.size), plain, use).chosen
+    use = tuple(parse_technique(one, Texts.catalogue) for one in asked.use) if asked.use else None
+    plain = room.confirm(requested_candidate((), cost))
+    plan = best_or_asked(Chooser(room, cost), Budget.parse(size=asked.size), plain, use).chosen
     made = applied(plan.techniques, words)
-    found = figures((SIZE, LOST), plan.numbers()).measured({"size_bytes": len(made), "letters_lost": len(words) - len(made)})
+    found = figures((SIZE, LOST), plan.numbers()).with_measured({"size_bytes": len(made), "letters_lost": len(words) - len(made)})
     if asked.report:
         from shoestring.runs.report import Report
         from shoestring.show.page import page
@@ -239,14 +239,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from shoestring.core.budget import Budget
-from shoestring.core.technique import built
-from shoestring.planning.choose import Chooser, asked_for, best_or_asked
+from shoestring.core.technique import technique_from
+from shoestring.planning.choose import Chooser, best_or_asked, requested_candidate
 from shoestring.planning.plan import read_plan
 from shoestring.processes.launch import run_worker
 from shoestring.processes.task import Task
 from shoestring.runs.event import Begun, Finished, RoomEvent, Stepped
 from shoestring.runs.request import Request
-from shoestring.runs.resume import opened
+from shoestring.runs.resume import open_run
 from shoestring.runs.session import Execution, Session
 from shoestring.show.page import page
 
@@ -258,7 +258,7 @@ class Dropped(RoomEvent):
     left: int
 
     @classmethod
-    def measured(cls, told, seconds, step_seconds):
+    def measured_figures(cls, told, seconds, step_seconds):
         return {"size_bytes": told[-1].left, "letters_lost": len(told)}
 
 
@@ -292,7 +292,7 @@ class Tighten(Task[Tightened]):
 
         from shoestring.runs.cadence import Cadence
         from shoestring.runs.checkpoints import newest_good
-        from shoestring.runs.events import Events
+        from shoestring.runs.event_log import Events
         from shoestring.runs.folder import Folder
         from shoestring.runs.saver import Saver, Snapshot
 
@@ -339,12 +339,12 @@ class Tightening(Execution):
     def read_plan(self, file):
         from texts import LOST, SIZE, Texts
 
-        return read_plan(file, partial(built, catalogue=Texts.catalogue), (SIZE, LOST), type(None))
+        return read_plan(file, partial(technique_from, catalogue=Texts.catalogue), (SIZE, LOST), type(None))
 
     def choose(self):
         room, cost = self.room()
-        plain = room.confirm(asked_for((), cost))
-        return best_or_asked(Chooser(room, cost), Budget.parsed(size=f"{int(cost.size) - self.letters}B"), plain, None)
+        plain = room.confirm(requested_candidate((), cost))
+        return best_or_asked(Chooser(room, cost), Budget.parse(size=f"{int(cost.size) - self.letters}B"), plain, None)
 
     def execute(self, plan):
         task = Tighten(file=str(self.file), letters=self.letters, folder=self.folder)
@@ -366,7 +366,7 @@ def tighten(asked, call):
     file = Path(asked.file).resolve()
     source = file.read_bytes()
     request = Request(job=str(file), source=sha256(source).hexdigest(), room="shorten", asked={"letters": asked.letters})
-    with Session(opened(Path(asked.run), request, source, False, False), page) as session:
+    with Session(open_run(Path(asked.run), request, source, False, False), page) as session:
         played = session.play(Tightening(session, file, asked.letters, asked.run))
         print(played.report["left"])
     return 0

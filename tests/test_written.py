@@ -16,7 +16,7 @@ from shoestring.commands.parser import Parser
 from shoestring.compression.catalogue import CATALOGUE as COMPRESSION
 from shoestring.core.arguments import add_flags
 from shoestring.core.command import named_object
-from shoestring.core.technique import Technique, parsed
+from shoestring.core.technique import Technique, parse_technique
 from shoestring.federated.catalogue import CATALOGUE as FEDERATED
 from shoestring.serving.catalogue import CATALOGUE as SERVING
 from shoestring.training.catalogue import CATALOGUE as TRAINING
@@ -89,7 +89,7 @@ def test_commands_have_the_flags_and_techniques_that_they_are_shown_with(page: s
         for flag, value in pairwise(line):
             if flag == "--use" and "..." not in value:
                 kinds: tuple[type[Technique], ...] = KINDS.get(command, TRAINING)  # type: ignore[type-arg]
-                assert parsed(value, kinds)
+                assert parse_technique(value, kinds)
 
 
 def test_architecture_is_a_page() -> None:

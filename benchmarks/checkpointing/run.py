@@ -28,13 +28,13 @@ import torch
 from shoestring.core import random_state
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.data.feed import Feed
-from shoestring.jobfile import job_path, loaded_job
+from shoestring.jobfile import job_path, load_job
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.event import Stepped
-from shoestring.runs.events import Events
+from shoestring.runs.event_log import Events
 from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.saver import Saver
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.execution.snapshot import snapshot_of
 from shoestring.training.loop import steps
 from shoestring.training.memory.fused import FusedOptimizer
@@ -45,9 +45,9 @@ OFTEN = Cadence().seconds
 
 
 def main(between: int = 10) -> None:
-    job = loaded_job(job_path("gpt"), {})
+    job = load_job(job_path("gpt"), {})
     random_state.seed(0)
-    run, feed = prepared(job, (FusedOptimizer(),), job.model()), Feed(job)
+    run, feed = build_run(job, (FusedOptimizer(),), job.model()), Feed(job)
     training = steps(run, feed)
     folder = Path(tempfile.mkdtemp(dir="."))
     events = Events(folder)

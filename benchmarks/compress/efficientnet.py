@@ -114,7 +114,7 @@ def main() -> None:
         ).chosen
         rows[f"shoestring, {size_mb} MB"] = {
             "bytes": plan.predicted["size_bytes"],
-            "predicted": plan.details.cost.known["quality"],
+            "predicted": plan.details.cost.known_figures["quality"],
             **measured(compressed_model(plan).model, source.model, given.unseen),
         }
         print(size_mb, rows[f"shoestring, {size_mb} MB"], flush=True)

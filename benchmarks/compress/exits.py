@@ -32,7 +32,7 @@ from shoestring.compression.exits import (
     Pondered,
     calibrate,
     exit_job,
-    gathered,
+    gather_evidence,
     operate,
     ponder_job,
     seconds_by_part,
@@ -154,7 +154,7 @@ def curve(model: Any, plain: nn.Module, held_out: Any, test: Any, rounds: int) -
     """Of every limit: what was predicted from held-out rows, and what came out on test rows."""
     data, labels = batches(test), lambda batch: batch[1]
     costs = seconds_by_part(model, data[0], rounds)
-    evidence: ExitEvidence = gathered(model, batches(held_out, 256), costs, labels)
+    evidence: ExitEvidence = gather_evidence(model, batches(held_out, 256), costs, labels)
     found = []
     for limit, delta in (*((limit, None) for limit in LIMITS), (0.005, 0.1)):
         chosen = calibrate(evidence, limit, delta)
@@ -168,7 +168,7 @@ def curve(model: Any, plain: nn.Module, held_out: Any, test: Any, rounds: int) -
                 "measured": turn_by_turn(plain, model, data),
             }
         )
-    unseen = gathered(model, batches(test, 256), costs, labels)
+    unseen = gather_evidence(model, batches(test, 256), costs, labels)
     for one in found:  # the same thresholds on test rows, by arithmetic: what the real passage must agree with
         one["by_arithmetic"] = asdict(operate(unseen, one["predicted"]["thresholds"]))
     return found

@@ -66,7 +66,7 @@ def budgets(quick: bool) -> dict[str, Any]:
         found["sizes"][str(size)] = {
             "bytes": plan.predicted["size_bytes"],
             "asked": budget.size,
-            "predicted": plan.details.cost.known["damage"],
+            "predicted": plan.details.cost.known_figures["damage"],
             "seconds": time.process_time() - begun,
             **compared(compressed_model(plan).model, source, given.unseen),
         }
@@ -205,7 +205,7 @@ def latencies(quick: bool) -> dict[str, Any]:
         ]
         plain, packed = (statistics.median(some) for some in zip(*rounds, strict=True))
         found[" + ".join(use)] = {
-            "predicted": plan.details.cost.known["median_seconds"],
+            "predicted": plan.details.cost.known_figures["median_seconds"],
             "measured": packed,
             "plain": plain,
             "plain_then": cost.clock.plain.p50,
@@ -226,7 +226,7 @@ def int8(quick: bool) -> dict[str, Any]:
         model = compressed_model(plan).model
         found[" + ".join(use)] = {
             "bytes": plan.predicted["size_bytes"],
-            "predicted": plan.details.cost.known["damage"],
+            "predicted": plan.details.cost.known_figures["damage"],
             **compared(model, source, given.unseen),
             "speed": speeds(source.model, model, source.job.forward, given.unseen),
         }
@@ -237,19 +237,18 @@ def int8(quick: bool) -> dict[str, Any]:
 def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bool], dict[str, Any]]:
     def part(quick: bool) -> dict[str, Any]:
         from shoestring.compression.formats.packed_modules import decode_weights
-        from shoestring.compression.healing import healed as heal
-        from shoestring.compression.session import CompressOptions, begun, loaded_model
+        from shoestring.compression.healing import heal_session
+        from shoestring.compression.session import CompressOptions, begin_session, loaded_model
         from shoestring.compression.source import from_job
         from shoestring.core.budget import Budget
-        from shoestring.training.library import train
 
         source = from_job(str(HERE / "minilm_job.py"), {})
-        session = begun(
-            source, CompressOptions(Budget.parsed(size=size) if size else Budget(), use=use, measure="cosine")
+        session = begin_session(
+            source, CompressOptions(Budget.parse(size=size) if size else Budget(), use=use, measure="cosine")
         )
         with tempfile.TemporaryDirectory() as folder:
             before = compared(compressed_model(session.plan).model, source, session.given.unseen)
-            session = heal(session, "20s" if quick else minutes, Path(folder) / "healing", train)
+            session = heal_session(session, "20s" if quick else minutes, Path(folder) / "healing")
             measured = session.write_and_measure(Path(folder) / "small")
             torch.set_num_threads(1)
             model = loaded_model(session.source, Path(folder) / "small")

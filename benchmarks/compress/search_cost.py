@@ -125,7 +125,7 @@ def measured(name: str) -> dict[str, Any]:
         "seconds": seconds,
         "seconds_a_million": seconds / (weights / 1e6),
         "times_memory": (highest - before) / held,
-        "predicted": found.plan.details.cost.known["damage"],
+        "predicted": found.plan.details.cost.known_figures["damage"],
         "damage": found.plan.details.checked.damage,
     }
 

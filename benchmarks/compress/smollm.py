@@ -163,7 +163,7 @@ def main() -> None:
                 f"shoestring, {size:g} MB",
                 {
                     "bytes": plan.predicted["size_bytes"],
-                    "predicted": plan.details.cost.known["damage"],
+                    "predicted": plan.details.cost.known_figures["damage"],
                     "seconds": taken,
                     **perplexity(compressed_model(plan).model, given.unseen, wanted),
                 },

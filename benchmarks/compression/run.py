@@ -23,9 +23,10 @@ from matplotlib import pyplot
 
 from shoestring.core import random_state
 from shoestring.core.technique import text
-from shoestring.jobfile import job_path, loaded_job
+from shoestring.jobfile import job_path, load_job
 from shoestring.jobs.gpt import batches
 from shoestring.processes.group.launch import run_group
+from shoestring.processes.nodes import Team
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.folder import Folder
@@ -70,7 +71,7 @@ def trained(way: Technique, steps: int) -> dict[str, Any]:
             steps=steps,
             recording=RecordingSettings(place, Cadence(seconds=1e9)),
         )
-        result = run_group(task, {"OMP_NUM_THREADS": "1"}, devices=2)
+        result = run_group(task, {"OMP_NUM_THREADS": "1"}, Team(2))
         saved = newest_good(Folder(Path(place)).checkpoints)[0]
         assert saved is not None, "a run that ended has a checkpoint"
         return {"losses": list(result.losses), "sent": result.measured["sent_bytes"], "judged": judged(saved.weights())}
@@ -79,7 +80,7 @@ def trained(way: Technique, steps: int) -> dict[str, Any]:
 @torch.no_grad()
 def judged(weights: Any) -> float:
     """The loss of a finished model."""
-    job = loaded_job(job_path("gpt"), {})
+    job = load_job(job_path("gpt"), {})
     random_state.seed(job.seed)
     model = job.model()
     model.load_state_dict(dict(weights.items()))

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from shoestring import Job
 from shoestring.data.clients import clients_of
 from shoestring.federated.records import Records, records_of
-from shoestring.jobfile import job_path, loaded_job, parsed_flags
+from shoestring.jobfile import job_path, load_job, parse_flags
 
 HERE = Path(__file__).parent
 KEPT, README = HERE / "measured.json", HERE / "README.md"
@@ -175,7 +175,7 @@ def federated(data: Data, setting: Setting) -> dict[str, Any]:
 
 def made_job(data: Data) -> Job:
     file = job_path(str(HERE / f"{data.name}.py"))
-    return loaded_job(file, parsed_flags(file, list(data.words)))
+    return load_job(file, parse_flags(file, list(data.words)))
 
 
 def all_records(job: Job, data: Data) -> list[Records]:

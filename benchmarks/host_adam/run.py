@@ -68,7 +68,7 @@ def shapes(numbers: float) -> list[tuple[int, ...]]:
 def offloaded(parameters: Sequence[nn.Parameter], store: DiskStore) -> Update:
     """A step that ends when the last moment it wrote is written; in training the next backward would hide that."""
     names = {parameter: str(number) for number, parameter in enumerate(parameters) if parameter.numel() >= SMALL}
-    optimizer = OffloadedOptimizer(AdamW(parameters, **SETTINGS, fused=True), store, names)
+    optimizer = OffloadedOptimizer(AdamW(parameters, **SETTINGS, fused=True), store, names, elementwise=True)
     store.open()
 
     def step() -> None:

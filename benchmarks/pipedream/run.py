@@ -25,16 +25,17 @@ from matplotlib import pyplot
 from shoestring.core import random_state
 from shoestring.core.mesh import imagined_mesh
 from shoestring.core.technique import text
-from shoestring.jobfile import job_path, loaded_job
+from shoestring.jobfile import job_path, load_job
 from shoestring.jobs.gpt import batches
 from shoestring.measure.timeline import peak
 from shoestring.processes.group.launch import run_group
+from shoestring.processes.nodes import Team
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Stepped
-from shoestring.runs.events import read
+from shoestring.runs.event_log import read
 from shoestring.runs.folder import Folder
-from shoestring.training.evidence.rehearse import prepared, rehearse
+from shoestring.training.evidence.rehearse import build_run, rehearse
 from shoestring.training.evidence.tasks import specs_of
 from shoestring.training.execution.recorder import RecordingSettings
 from shoestring.training.execution.tasks import TrainTask
@@ -126,7 +127,7 @@ def trained(way: Way, samples: int) -> dict[str, Any]:
             steps=samples // way.batch,
             recording=RecordingSettings(place, Cadence(seconds=1e9)),
         )
-        result = run_group(task, {"OMP_NUM_THREADS": "1"}, devices=STAGES)
+        result = run_group(task, {"OMP_NUM_THREADS": "1"}, Team(STAGES))
         steps = [event.seconds for event in read(Path(place)).events if isinstance(event, Stepped)]
         timed = steps[int(WARM * len(steps)) :]
         saved = newest_good(Folder(Path(place)).checkpoints)[0]
@@ -144,7 +145,7 @@ def trained(way: Way, samples: int) -> dict[str, Any]:
 @torch.no_grad()
 def judged(weights: Any) -> float:
     """The loss of a finished model on text drawn with another seed."""
-    job = loaded_job(job_path("gpt"), {})
+    job = load_job(job_path("gpt"), {})
     random_state.seed(job.seed)
     model = job.model()
     model.load_state_dict(dict(weights.items()))
@@ -156,13 +157,13 @@ def judged(weights: Any) -> float:
 
 def predicted(way: Way) -> dict[str, Any]:
     """The peak of tensors of both workers, rehearsed; and the bytes of weights that the first one keeps for pieces on their way."""
-    job = replace(loaded_job(job_path("gpt"), {"batch": way.batch}), steps=1000)
+    job = replace(load_job(job_path("gpt"), {"batch": way.batch}), steps=1000)
     places = [
         replace(job, mesh=imagined_mesh({"data": 1, "stage": STAGES, "tensor": 1}, rank, True))
         for rank in range(STAGES)
     ]
-    first = prepared(places[0], [way.plan], job.model()).state["stages"]
-    stash = first.lag * sum(one.nbytes for one in first.own_weights) if isinstance(first, PipeDream) else 0
+    first = build_run(places[0], [way.plan], job.model()).state["stages"]
+    stash = first.lag * sum(one.nbytes for one in first.weights.own_weights) if isinstance(first, PipeDream) else 0
     return {"peaks": [peak(rehearse(one, [way.plan, FusedOptimizer()])).bytes for one in places], "stash": stash}
 
 

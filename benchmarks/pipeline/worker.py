@@ -174,7 +174,7 @@ def ours(
     """Seconds a step, and the share of them in which workers are idle."""
     from shoestring.core.actions import idle_share
     from shoestring.data.feed import Feed
-    from shoestring.training.evidence.rehearse import prepared
+    from shoestring.training.evidence.rehearse import build_run
     from shoestring.training.group_technique import mesh_sizes
     from shoestring.training.links.process_mesh import joined_mesh
     from shoestring.training.links.shared_memory_link import join_link
@@ -187,7 +187,7 @@ def ours(
     plan = Pipeline(world, settings.pieces, schedule, balance, chunks)
     here = replace(job, mesh=joined_mesh(join_link(rank, world), mesh_sizes((plan,), world), True))
     torch.manual_seed(0)
-    run = prepared(here, (plan, FusedOptimizer()), here.model())
+    run = build_run(here, (plan, FusedOptimizer()), here.model())
     stages = run.state["stages"]
     assert isinstance(stages, Stages)
     times, idle = [], []

@@ -23,14 +23,14 @@ import torch
 from turns import techniques
 
 from shoestring.core.errors import OverBudget
-from shoestring.core.technique import described
+from shoestring.core.technique import technique_json
 from shoestring.core.units import bytes_text, seconds_text
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.measure.probe import known_hardware
 from shoestring.processes.launch import run_worker
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.execution.verification import worker_environment
-from shoestring.training.plan import Plan, techniques_in
+from shoestring.training.plan import TrainingPlan, technique_in, training_plan
 from shoestring.training.planner import Planner
 
 HERE = Path(__file__).parent
@@ -47,7 +47,7 @@ TURNS = 2
 ROUNDS = 20
 
 
-def measured(planner: Planner, plan: Plan) -> dict[str, Any]:
+def measured(planner: Planner, plan: TrainingPlan) -> dict[str, Any]:
     task = TrainTask(**planner.rehearsals.about_job(plan.techniques), steps=STEPS)
     return dict(run_worker(task, worker_environment(plan.techniques)).measured)
 
@@ -61,7 +61,7 @@ def accelerate_estimate(planner: Planner) -> int:
 
 
 def problem_rows(name: str) -> dict[str, Any]:
-    job = loaded_job(HERE / "problems.py", {"problem": name, "steps": STEPS})
+    job = load_job(HERE / "problems.py", {"problem": name, "steps": STEPS})
     planner = Planner(job, known_hardware(), run_worker)
     ledger = planner.ledger()
     rows = []
@@ -75,7 +75,7 @@ def problem_rows(name: str) -> dict[str, Any]:
                     "predicted": plan.as_json(),
                     "measured": measured(planner, plan),
                     "allocator": allocator,
-                    "techniques": [described(one) for one in plan.techniques],
+                    "techniques": [technique_json(one) for one in plan.techniques],
                 }
             )
             print(name, plan, file=sys.stderr, flush=True)
@@ -91,7 +91,11 @@ def problem_rows(name: str) -> dict[str, Any]:
         fitting = [row for row in rows if row["measured"]["process_bytes"] <= budget]
         best = min(fitting, key=lambda row: row["measured"]["step_seconds"])
         same = str(plan) == best["plan"]
-        pair = (plan,) if same else (plan, Plan(techniques_in(best["techniques"])))
+        pair = (
+            (plan,)
+            if same
+            else (plan, training_plan(tuple(technique_in(one["name"], one["knobs"]) for one in best["techniques"])))
+        )
         turns = [[measured(planner, one) for one in pair] for _ in range(1 if same else TURNS)]
         found = [
             {
@@ -156,7 +160,11 @@ def written(results: list[dict[str, Any]]) -> str:
     figures.append(
         (
             "a step, relative to a plain one run beside it",
-            [relative(row) for row in rows if row["plan"] not in ("plain", str(Plan(techniques(ALLOCATORS[1]))))],
+            [
+                relative(row)
+                for row in rows
+                if row["plan"] not in ("plain", str(training_plan(techniques(ALLOCATORS[1]))))
+            ],
         )
     )
     for name, offs in figures:

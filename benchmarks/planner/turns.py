@@ -14,25 +14,25 @@ from pathlib import Path
 from statistics import median
 
 from shoestring.core import random_state
-from shoestring.core.technique import parsed
+from shoestring.core.technique import parse_technique
 from shoestring.data.feed import Feed
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.training.catalogue import CATALOGUE
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.loop import steps
 from shoestring.training.technique import TrainingTechnique as Technique
 
 
 def techniques(text: str) -> tuple[Technique, ...]:
-    return tuple(parsed(one, CATALOGUE) for one in text.split("+") if one)
+    return tuple(parse_technique(one, CATALOGUE) for one in text.split("+") if one)
 
 
 def main(problem: str, rounds: int, plans: list[str]) -> None:
-    job = loaded_job(Path(__file__).parent / "problems.py", {"problem": problem})
+    job = load_job(Path(__file__).parent / "problems.py", {"problem": problem})
     trainings = []
     for plan in plans:
         random_state.seed(0)
-        trainings.append(steps(prepared(job, techniques(plan), job.model()), Feed(job)))
+        trainings.append(steps(build_run(job, techniques(plan), job.model()), Feed(job)))
     spent: list[list[float]] = [[] for _ in plans]
     for turn in range(rounds + 2):
         for training, times in zip(trainings, spent, strict=True):

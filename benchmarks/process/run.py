@@ -25,7 +25,7 @@ import torch
 from shoestring.core.errors import OverBudget
 from shoestring.core.exactness import Exactness
 from shoestring.core.units import bytes_text
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.measure.probe import known_hardware
 from shoestring.planning.room import families
 from shoestring.processes.launch import run_worker
@@ -60,7 +60,7 @@ def measured(planner: Planner, plan: Plan) -> int:
 
 def problem_rows(name: str, count: int) -> dict[str, Any]:
     draw = random.Random(name)
-    job = loaded_job(HERE.parent / "planner" / "problems.py", {"problem": name, "steps": STEPS})
+    job = load_job(HERE.parent / "planner" / "problems.py", {"problem": name, "steps": STEPS})
     planner = Planner(job, known_hardware(), run_worker)
     ledger = planner.ledger()
     found = list(combinations(ledger, CATALOGUE, Exactness.DISTRIBUTION))

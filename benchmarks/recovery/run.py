@@ -29,7 +29,7 @@ from statistics import median
 import torch
 
 from shoestring.runs.event import Begun, Stepped
-from shoestring.runs.events import read
+from shoestring.runs.event_log import read
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"

@@ -29,19 +29,8 @@ import torch
 from torch import distributed as dist
 
 from shoestring.core.codec import from_json, to_json
-from shoestring.core.sums import (
-    LIBRARY,
-    MEMORY,
-    NAIVE,
-    RING,
-    TREE,
-    TWO_LEVEL,
-    Machines,
-    Rate,
-    Speeds,
-    choose_algorithm,
-    seconds,
-)
+from shoestring.core.sum_costs import Rate, Speeds, choose_algorithm, seconds
+from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE, TWO_LEVEL, Machines
 from shoestring.core.units import bytes_text
 from shoestring.training.links.link_speed import REPEATS as TIMED
 from shoestring.training.links.link_speed import rates, time_sums

@@ -129,10 +129,10 @@ def killed_and_resumed(job: str, folder: Path) -> dict[str, Any]:
 def weights_of(path: str) -> int:
     import torch
 
-    from shoestring.jobfile import loaded_job
+    from shoestring.jobfile import load_job
 
     with torch.device("meta"):
-        return sum(weight.numel() for weight in loaded_job(Path(path), {}).model().parameters())
+        return sum(weight.numel() for weight in load_job(Path(path), {}).model().parameters())
 
 
 def overlap() -> dict[str, Any]:
@@ -141,14 +141,14 @@ def overlap() -> dict[str, Any]:
 
     from shoestring.core import random_state
     from shoestring.jobs.gpt import job
-    from shoestring.training.evidence.rehearse import prepared
+    from shoestring.training.evidence.rehearse import build_run
     from shoestring.training.loop import steps
     from shoestring.training.memory.fused import FusedOptimizer
     from shoestring.training.memory.offload_model import OffloadModel
 
     made = job(**SAME)
     random_state.seed(0)
-    run = prepared(made, (FusedOptimizer(), OffloadModel()), made.model(), Path(tempfile.mkdtemp(dir=".")))
+    run = build_run(made, (FusedOptimizer(), OffloadModel()), made.model(), Path(tempfile.mkdtemp(dir=".")))
     part: Any = run.state["stream"]
 
     def timed(count: int) -> float:
@@ -161,9 +161,9 @@ def overlap() -> dict[str, Any]:
         return (time.perf_counter() - begun) / count
 
     timed(2)
-    moved = part.moved
+    moved = part.bytes_moved
     timed(1)
-    moved = part.moved - moved
+    moved = part.bytes_moved - moved
     rounds = []
     for _ in range(5):
         streamed = timed(3)

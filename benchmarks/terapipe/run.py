@@ -167,14 +167,14 @@ class Contest:
         import torch
 
         from shoestring.core.mesh import on_one_axis
-        from shoestring.training.evidence.rehearse import prepared
+        from shoestring.training.evidence.rehearse import build_run
         from shoestring.training.group_technique import mesh_sizes, uniting
         from shoestring.training.links.process_mesh import joined_mesh
 
         staged = bool(uniting(techniques))
         mesh = joined_mesh(self.link, mesh_sizes(techniques, 2)) if staged else on_one_axis()
         torch.manual_seed(0)
-        return prepared(replace(self.job, mesh=mesh), techniques, self.job.model())
+        return build_run(replace(self.job, mesh=mesh), techniques, self.job.model())
 
     def turn(self, name: str) -> float:
         """Median seconds of a step; the one process's steps are the first worker's, while the second waits."""

@@ -117,10 +117,10 @@ def weights(asked: ExportCommand, call: Call, folder: Folder, target: Path) -> i
 
 def job_of(asked: ExportCommand, call: Call, folder: Folder) -> Job:
     """The job that the user names for a run."""
-    from shoestring.jobfile import job_path, parsed_flags
+    from shoestring.jobfile import job_path, parse_flags
     from shoestring.processes.named_job import claim_of_run, named_job
 
-    flags = parsed_flags(job_path(asked.job), call.words, call.own_flags) if asked.job else {}
+    flags = parse_flags(job_path(asked.job), call.words, call.own_flags) if asked.job else {}
     job, notes = named_job(claim_of_run(folder), asked.job, flags)
     warn(notes)
     return job

@@ -93,18 +93,18 @@ def run(words: list[str]) -> int:
     try:
         return parse_and_run(words)
     except OverBudget as error:
-        return refused(error, "--json" in words)
+        return print_refusal(error, "--json" in words)
     except Mistake as error:
-        return failed(error, MISTAKE, shown)
+        return print_failure(error, MISTAKE, shown)
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return STOPPED
     except OSError as error:
         command = command_of(words)
         where = " (--run DIR says where a run is kept)" if command is not None and command.runs else ""
-        return failed(error, MISTAKE, shown, f"{system_text(error)}{where}")
+        return print_failure(error, MISTAKE, shown, f"{system_text(error)}{where}")
     except Exception as error:
-        return failed(error, FAULT, shown)
+        return print_failure(error, FAULT, shown)
 
 
 def parse_and_run(words: list[str]) -> int:
@@ -161,7 +161,7 @@ def parser(commands: Mapping[str, Command], asked: str) -> Parser:
     return top
 
 
-def failed(error: Exception, code: int, shown: bool, text: str = "") -> int:
+def print_failure(error: Exception, code: int, shown: bool, text: str = "") -> int:
     if shown:
         import traceback
 
@@ -171,7 +171,7 @@ def failed(error: Exception, code: int, shown: bool, text: str = "") -> int:
     return code
 
 
-def refused(error: OverBudget, as_json: bool) -> int:
+def print_refusal(error: OverBudget, as_json: bool) -> int:
     nearest: Any = error.nearest
     if as_json:
         import json

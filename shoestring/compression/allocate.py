@@ -61,18 +61,18 @@ def least_damage(options: Options[What], most_bytes: float = inf, most_seconds: 
         return None
     if sum(min(one.seconds for one in some) for some in options.values()) > most_seconds:
         return None
-    free = solve_table(options, most_bytes, 0.0).traced_back()
+    free = solve_table(options, most_bytes, 0.0).best_allocation()
     if free is not None and total(free)[2] <= most_seconds:
         return spend_rest(free, options, most_bytes, most_seconds)
     low, high, best = 0.0, 1e-6, None
     while high < 1e12 and (best is None or total(best)[2] > most_seconds):  # find an upper bound for the price
         high *= 10
-        best = solve_table(options, most_bytes, high).traced_back()
+        best = solve_table(options, most_bytes, high).best_allocation()
     if best is None or total(best)[2] > most_seconds:
         return None
     for _ in range(PRICES):
         price = (low + high) / 2
-        found = solve_table(options, most_bytes, price).traced_back()
+        found = solve_table(options, most_bytes, price).best_allocation()
         if found is not None and total(found)[2] <= most_seconds:
             high, best = price, found
         else:
@@ -108,7 +108,7 @@ class DamageTable(Generic[What]):
     chosen: list[NDArray[np.int16]]  # for every weight and every number of units: the option taken
     least: NDArray[np.float64]  # damage within every number of units
 
-    def traced_back(self) -> Allocation[What] | None:
+    def best_allocation(self) -> Allocation[What] | None:
         place = len(self.least) - 1
         if not np.isfinite(self.least[place]):
             return None

@@ -81,7 +81,7 @@ class CompressArguments:
         return {name: False if value is None else value for name, value in found.items()}
 
     def budget(self) -> Budget:
-        return Budget.parsed(size=self.size, latency=self.latency, quality=self.keep)
+        return Budget.parse(size=self.size, latency=self.latency, quality=self.keep)
 
     def whole_axis(self) -> int | None:
         try:
@@ -95,7 +95,7 @@ class CompressCommand:
     job: str = argument(
         "RUN|JOB|WEIGHTS",
         "folder of a run, whose best weights are taken; a job with weights; or weights with --job: a safetensors file, a state dict "
-        "that torch.save wrote, or a Hugging Face folder",
+        "that torch.save wrote, a Hugging Face folder, or an ONNX file",
         positional=True,
     )
     job_of_run: str | None = argument(

@@ -30,7 +30,7 @@ def run(command: CompressCommand, call: Call) -> int:
     asked = command.asked
     asked.check()
     target = target_of(command)
-    from shoestring.compression.run import CompressRun, draw_page, held_folder, options_of
+    from shoestring.compression.run import CompressRun, check_source, draw_page, held_folder, options_of
     from shoestring.compression.source import open_source
     from shoestring.runs.session import Session
 
@@ -39,8 +39,9 @@ def run(command: CompressCommand, call: Call) -> int:
     with ticking("looking at the model"):
         source = open_source(path, job_flags, best=not asked.newest, job=command.job_of_run)
         warn(source.notes)
+        check_source(source, asked)
         if command.plan_only:
-            return planned_only(call, source, asked)
+            return plan_only(call, source, asked)
     with Session(held_folder(source, target, asked), draw_page, lambda text: warn([text])) as session:
         played = session.play(
             CompressRun(
@@ -60,7 +61,7 @@ def run(command: CompressCommand, call: Call) -> int:
         return report_written(call, source, played.report, target)
 
 
-def planned_only(call: Call, source: ModelSource, asked: CompressArguments) -> int:
+def plan_only(call: Call, source: ModelSource, asked: CompressArguments) -> int:
     """Print the plan and write nothing."""
     import json
 
@@ -80,17 +81,16 @@ def show_plan(call: Call, found: CompressSession) -> None:
 
 def checked_source(command: CompressCommand, call: Call) -> tuple[str, dict[str, Any]]:
     """The model to compress, and flags of its job; mistakes that need no torch are reported now."""
-    from shoestring.compression.weight_source import is_weights, job_needed, refuse_onnx
-    from shoestring.jobfile import job_path, parsed_flags
+    from shoestring.compression.weight_source import is_onnx, is_weights, job_needed
+    from shoestring.jobfile import job_path, parse_flags
     from shoestring.planning.names import check_written
 
     for written in command.asked.use or ():
         check_written(written, "shoestring.compression")
-    refuse_onnx(command.job)
-    if is_weights(command.job):
+    if is_weights(command.job) or is_onnx(command.job):
         if not command.job_of_run:
             raise job_needed(command.job, "--job FILE")
-        return command.job, parsed_flags(job_path(command.job_of_run), call.words, call.own_flags)
+        return command.job, parse_flags(job_path(command.job_of_run), call.words, call.own_flags)
     if os.path.isdir(command.job):
         if os.path.exists(os.path.join(command.job, "manifest.json")):
             raise Mistake(
@@ -102,7 +102,7 @@ def checked_source(command: CompressCommand, call: Call) -> tuple[str, dict[str,
                 f"job file"
             )
         if command.job_of_run:
-            return command.job, parsed_flags(job_path(command.job_of_run), call.words, call.own_flags)
+            return command.job, parse_flags(job_path(command.job_of_run), call.words, call.own_flags)
         if call.words:
             raise Mistake(
                 f"{call.words[0]!r} is no option of this command; flags of the run's job are given with --job FILE"
@@ -110,7 +110,7 @@ def checked_source(command: CompressCommand, call: Call) -> tuple[str, dict[str,
         return command.job, {}
     if command.job_of_run:
         raise Mistake(f"--job makes the model of a run, and {command.job} is no folder of a run: leave --job out")
-    return command.job, parsed_flags(job_path(command.job), call.words, call.own_flags)
+    return command.job, parse_flags(job_path(command.job), call.words, call.own_flags)
 
 
 def target_of(command: CompressCommand) -> Path:
@@ -125,18 +125,18 @@ def report_written(call: Call, source: ModelSource, report: Mapping[str, Any], t
 
     from shoestring.compression.command_text import measured_text
     from shoestring.core.codec import finite_json
-    from shoestring.show.run_end import believed_report
+    from shoestring.show.run_end import check_report
 
     if call.json:
         print(json.dumps(finite_json(dict(report))))
     else:
-        with believed_report(target):  # it may be of a run that was finished long ago
+        with check_report(target):  # it may be of a run that was finished long ago
             print(measured_text(report, screen(sys.stdout)))
         print(
             f"written: {os.path.abspath(target)} (load it with {loading(source, target)}); report: "
             f"{os.path.abspath(target / 'report.html')}"
         )
-    with believed_report(target):
+    with check_report(target):
         return exit_code(report["missed"])
 
 
@@ -145,6 +145,8 @@ def loading(source: ModelSource, target: Path) -> str:
     from shoestring.jobfile import BUILT_IN, job_path
 
     origin = source.job.origin
+    if source.file is not None:
+        return f"onnxruntime.InferenceSession({str(target / 'model.onnx')!r})"
     job = "model=..." if origin is None else "" if origin.file in map(job_path, BUILT_IN) else f"job={origin.file!r}"
     return f"shoestring.load({str(target)!r}{', ' * bool(job)}{job})"
 

@@ -66,7 +66,7 @@ def figures_in(report: Mapping[str, Any]) -> Figures:
         found |= {f"{key}_seconds": None if (ms := latency[key][name]) is None else ms / 1e3 for key in ("p50", "p99")}
         return found | {"damage": None if fidelity[name] is None else 1 - fidelity[name]}
 
-    return figures(QUANTITIES, side("predicted")).measured(side("measured"))
+    return figures(QUANTITIES, side("predicted")).with_measured(side("measured"))
 
 
 def metric_text(name: str, one: Mapping[str, Any]) -> str:

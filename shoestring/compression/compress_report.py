@@ -21,7 +21,7 @@ class Amount:
     measured: float | None = None
 
     @property
-    def known(self) -> float | None:
+    def best_known(self) -> float | None:
         """The measured value, or else the predicted one."""
         return self.predicted if self.measured is None else self.measured
 

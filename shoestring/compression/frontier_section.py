@@ -86,21 +86,21 @@ class Frontier:
 def frontier(report: CompressReport) -> Frontier | None:
     """None if there is nothing to draw."""
     told = report.frontier
-    found = sorted((one for entry in told if (one := reached(entry)) is not None), key=lambda one: one.size)
+    found = sorted((one for entry in told if (one := mark_of(entry)) is not None), key=lambda one: one.size)
     amounts = {"predicted": chosen_point(report, PREDICTED), "measured": chosen_point(report, MEASURED)}
     chosen = {kind: one for kind, one in amounts.items() if one is not None}
     if not found and not chosen:
         return None
     few = found[:: ceil(len(found) / MOST_POINTS) or 1]
     few += found[-1:] if found and few[-1] is not found[-1] else []
-    asked, points = asked_for(report), [*few, *chosen.values()]
+    asked, points = requested_limits(report), [*few, *chosen.values()]
     unit, x = size_axis([*(one.size for one in points), *([asked["size"]] if "size" in asked else [])])
     of, y = damage_axis([*(one.damage for one in points), *([asked["damage"]] if "damage" in asked else [])])
 
-    def placed(one: Reached) -> Reached:
+    def with_place(one: Reached) -> Reached:
         return replace(one, place=(x(one.size), y(one.damage)))
 
-    dots, markers = tuple(map(placed, few)), {kind: placed(one) for kind, one in chosen.items()}
+    dots, markers = tuple(map(with_place, few)), {kind: with_place(one) for kind, one in chosen.items()}
     across = {name: (x if name == "size" else y)(value) for name, value in asked.items()}
     return Frontier(
         label_of(found, chosen),
@@ -121,7 +121,7 @@ def frontier(report: CompressReport) -> Frontier | None:
 # Reading the report
 
 
-def reached(one: FrontierPoint) -> Reached | None:
+def mark_of(one: FrontierPoint) -> Reached | None:
     if not 1 <= one.size_bytes < HUGE or one.damage >= HUGE:
         return None
     answer = "" if one.latency_ms is None else f", {time_text(one.latency_ms)} an answer"
@@ -134,10 +134,10 @@ def chosen_point(report: CompressReport, of: Callable[[Amount], float | None]) -
     fidelity, size = of(report.fidelity.mean), of(report.size_bytes)
     if fidelity is None or size is None:
         return None
-    return reached(FrontierPoint(size, 1 - fidelity, of(report.latency_ms.p50)))
+    return mark_of(FrontierPoint(size, 1 - fidelity, of(report.latency_ms.p50)))
 
 
-def asked_for(report: CompressReport) -> dict[str, float]:
+def requested_limits(report: CompressReport) -> dict[str, float]:
     """Requested bytes and damage."""
     size, quality = (report.asked.get(name) for name in ("size", "quality"))
     found = {"size": size} if isinstance(size, float) and 1 <= size < HUGE else {}

@@ -35,7 +35,7 @@ from shoestring.core.files import write_whole
 from shoestring.core.job import Job
 from shoestring.core.random_state import drawing_apart
 from shoestring.core.regular import read_regular
-from shoestring.core.seal import Damaged, sealed, unsealed
+from shoestring.core.seal import Damaged, seal, unseal
 from shoestring.core.units import parse_seconds
 from shoestring.runs.options import RunOptions
 from shoestring.training.execution.script_steps import kept_steps, steps_here
@@ -47,7 +47,7 @@ TRIED = 0.04  # fraction of the steps for each trial;
 FEWEST = 8  # with fewer steps, a trial tells nothing
 
 
-def healed(session: CompressSession, time: str, folder: Path) -> CompressSession:
+def heal_session(session: CompressSession, time: str, folder: Path) -> CompressSession:
     """The session with weights that were trained towards the original for `time`."""
     seconds = parse_seconds(time)
     plan = session.plan
@@ -73,7 +73,7 @@ def student_of(session: CompressSession, forms: dict[str, WeightFormat]) -> Call
     study = session.plan.details.cost.study
     base = copy.deepcopy(study.model)
 
-    def made() -> nn.Module:
+    def make_student() -> nn.Module:
         trainable = trainable_formats(forms)
         model = place_formats(
             copy.deepcopy(base), {**{name: copy.deepcopy(form) for name, form in forms.items()}, **trainable}
@@ -82,7 +82,7 @@ def student_of(session: CompressSession, forms: dict[str, WeightFormat]) -> Call
             parameter.requires_grad_(name.rpartition(".")[0].endswith(SUFFIX))
         return answering(model)
 
-    return made
+    return make_student
 
 
 def answering(model: nn.Module) -> nn.Module:
@@ -107,7 +107,7 @@ class HealingSettings:
         kept = kept_beginning(self.folder, plan)
         if kept is None:
             kept = {"plan": plan, **self.choose_settings(seconds)}
-            write_whole(self.folder / BEGUN, sealed(kept))
+            write_whole(self.folder / BEGUN, seal(kept))
         return self.job(kept["rate"], kept["objective"], steps=kept["steps"])
 
     def choose_settings(self, seconds: float) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def kept_beginning(folder: Path, plan: str) -> dict[str, Any] | None:
     """The settings of a healing that was started here; None if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        kept = unsealed(read_regular(folder / BEGUN))[0]
+        kept = unseal(read_regular(folder / BEGUN))[0]
     except FileNotFoundError:
         return None
     except Damaged as error:
@@ -206,10 +206,10 @@ def with_forms(
 ) -> CompressSession:
     """The session with other numbers in the same formats."""
     plan, study, batches = session.plan, session.plan.details.cost.study, session.given.checked
-    made = plan.detailed(learned=learned)
+    made = plan.with_details(learned=learned)
     found = study.comparison(batches, compressed_model(made).model, session.source.model).fidelity
     before = plan.details.checked.mean if plan.details.checked is not None else plan.predicted["quality"]
-    chosen = made.predicting(quality=found.mean, damage=found.damage).detailed(checked=found)
+    chosen = made.predicting(quality=found.mean, damage=found.damage).with_details(checked=found)
     return replace(
         session,
         outcome=replace(session.outcome, chosen=chosen),

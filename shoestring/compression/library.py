@@ -11,12 +11,13 @@ from torch import nn
 
 from shoestring.compression.arguments import CompressArguments
 from shoestring.compression.load import load
-from shoestring.compression.run import CompressRun, draw_page, held_folder, options_of
+from shoestring.compression.run import CompressRun, check_source, draw_page, held_folder, options_of
 from shoestring.compression.session import loaded_model
 from shoestring.compression.source import (
     ModelSource,
     copy_every_model,
     copy_model,
+    from_onnx,
     from_weights,
     is_run,
     job_file_entries,
@@ -24,11 +25,11 @@ from shoestring.compression.source import (
     prepare_model,
 )
 from shoestring.compression.technique import CompressTechnique
-from shoestring.compression.weight_source import is_weights, job_needed, refuse_onnx
+from shoestring.compression.weight_source import is_onnx, is_weights, job_needed
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.options import speaking_of_arguments
-from shoestring.core.random_state import kept as random_state_kept
+from shoestring.core.random_state import fork_rng as random_state_kept
 from shoestring.core.technique import text
 from shoestring.processes.named_job import Named
 from shoestring.runs.initial_weights import fresh_model
@@ -75,7 +76,7 @@ def compress(
         print(small.report["fidelity"]["mean"])
 
     source      a Job, the path of a job file, the name of a built-in one, or the folder of a run; `flags` are the file's own. With job=:
-                weights, as a safetensors file, a state dict that torch.save wrote, or a Hugging Face folder
+                weights, as a safetensors file, a state dict that torch.save wrote, a Hugging Face folder, or an ONNX file
     job         for a run or weights: the job file, a Job, or a function that returns one; it makes the model and its data.
                 A run of a built-in job needs none; a job file that a run names is not executed. Number flags are the run's, text flags must
                 be given again
@@ -115,6 +116,7 @@ def compress(
     arguments.check()
     options_of(arguments, given)  # reports a mistake in it now
     found = source_of(source, model, flags, job, newest)
+    check_source(found, arguments)
     with Session(held_folder(found, Path(out), arguments), draw_page, by_script=True) as session:
         played = session.play(CompressRun(session, found, arguments, given))
         assert played.report is not None, "a compression that ends is finished"
@@ -128,13 +130,17 @@ def source_of(
     of_run: Named | None = None,
     newest: bool = False,
 ) -> ModelSource:
-    if not isinstance(job, Job):
-        refuse_onnx(str(job))
-    if of_run is not None and (isinstance(job, Job) or not (is_run(str(job)) or is_weights(str(job)))):
+    if of_run is not None and (
+        isinstance(job, Job) or not (is_run(str(job)) or is_weights(str(job)) or is_onnx(str(job)))
+    ):
         raise Mistake("job= makes the model of a run, or of weights: give those first, or one job alone")
-    if not isinstance(job, Job) and is_weights(str(job)):
+    if not isinstance(job, Job) and (is_weights(str(job)) or is_onnx(str(job))):
         if of_run is None:
             raise job_needed(str(job), "job=")
+        if is_onnx(str(job)):
+            if model is not None:
+                raise Mistake("model= makes the model of weights, and an ONNX file has its own: leave model= out")
+            return from_onnx(str(job), of_run, flags)
         return from_weights(str(job), of_run, flags, model)
     if not isinstance(job, Job):
         found = open_source(str(job), flags, not newest, of_run)

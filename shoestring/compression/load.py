@@ -19,7 +19,7 @@ from shoestring.processes.named_job import Claim, Named, named_job
 
 
 @speaking_of_arguments()
-@random_state.kept()
+@random_state.fork_rng()
 def load(
     folder: str | Path,
     *,

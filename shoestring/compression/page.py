@@ -25,6 +25,6 @@ class CompressionPage(RoomPage[CompressReport | None]):
         return None if own is None else compression_content(own)
 
     def cells(self, own: CompressReport | None) -> Iterator[RoomCell]:
-        size, fidelity = (None, None) if own is None else (own.size_bytes.known, own.fidelity.mean.known)
+        size, fidelity = (None, None) if own is None else (own.size_bytes.best_known, own.fidelity.mean.best_known)
         yield RoomCell("Size", Cell() if size is None else Cell(size_text(size), size))
         yield RoomCell("Fidelity", Cell() if fidelity is None else Cell(fidelity_text(fidelity), fidelity), "down")

@@ -27,8 +27,8 @@ from shoestring.core.batch import Batch
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.figures import Quantity
-from shoestring.core.technique import applied, in_order, parsed
-from shoestring.planning.choose import Chooser, asked_for, best_or_asked
+from shoestring.core.technique import applied, in_order, parse_technique
+from shoestring.planning.choose import Chooser, best_or_asked, requested_candidate
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.planning.room import Candidate, Room
 
@@ -116,12 +116,12 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         cost = one.cost
         for _ in range(TRIES):
             found, late = self.measure_candidate(one.techniques, cost)
-            known = {**cost.known, "quality": max(found.mean, 0.0), "damage": found.damage}
+            known = {**cost.known_figures, "quality": max(found.mean, 0.0), "damage": found.damage}
             if late is not None:
-                median = cost.known["median_seconds"] + late
+                median = cost.known_figures["median_seconds"] + late
                 known |= {"median_seconds": median, "latency_seconds": median * cost.clock.tail(self.budget.percentile)}
             plan = CompressPlan(one.techniques, one.exactness, known, CompressionDetails(cost, self.first, found))
-            broken = {excess.limit.name for excess in self.budget.broken(known)}
+            broken = {excess.limit.name for excess in self.budget.broken_limits(known)}
             above = excess(cost, found)
             if "latency" in broken and late is not None and late > 0:
                 cost = replace(cost, late=cost.late + late)
@@ -140,17 +140,17 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
             return perfect_fidelity(study.measures), None
         if self.wanted is None:
             self.wanted = [
-                {name: self.first.scratch.keep(one) for name, one in study.said([batch], self.original)[0].items()}
+                {name: self.first.scratch.keep(one) for name, one in study.outputs([batch], self.original)[0].items()}
                 for batch in self.batches
             ]
         made, comparison = compress_model(techniques, cost, self.first).model, FidelitySums(study.measures)
         for batch, wanted in zip(self.batches, self.wanted, strict=True):
-            found = study.said([batch], made)[0]
+            found = study.outputs([batch], made)[0]
             trim()  # of the forward pass, before as much is read: outputs can be as large as the model
             comparison.add(found, {name: self.first.scratch.read(place) for name, place in wanted.items()})
             del found
-        if not comparison.finite and not self.budget.broken(
-            cost.known
+        if not comparison.finite and not self.budget.broken_limits(
+            cost.known_figures
         ):  # otherwise it is only shown, as the nearest plan
             raise Mistake("the compressed model's outputs have numbers that are not finite: allow more bytes")
         fidelity = comparison.fidelity
@@ -160,7 +160,7 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
             [made, self.original], study.forward, study.sample
         )  # called alternately, because the machine's speed changes over time
         self.timed = mine if self.timed is None or mine.busy > self.timed.busy else self.timed
-        return fidelity, mine.p50 / plain.p50 * self.first.clock.median - cost.known["median_seconds"]
+        return fidelity, mine.p50 / plain.p50 * self.first.clock.median - cost.known_figures["median_seconds"]
 
     def clash(self, one: CompressTechnique, other: CompressTechnique) -> str:
         return clash(one, other)
@@ -174,12 +174,13 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
             if self.budget.quality is not None
             else ""
         )
-        busiest = max(
-            (one for one in (self.first.clock.plain, self.timed) if one is not None), key=lambda one: one.busy
-        )
-        busy = busiest.warning if self.budget.latency is not None else ""
+        busy = self.load_warning() if self.budget.latency is not None else ""
         quieter = (f"{busy}: ask again when it is quieter",) if busy else ()
         return heal + "".join(f"; {one}" for one in (*self.first.left_plain, *quieter))
+
+    def load_warning(self) -> str:
+        timings = (one for one in (self.first.clock.plain, self.timed) if one is not None)
+        return max(timings, key=lambda one: one.busy).warning
 
 
 def excess(cost: ModelCost, found: Fidelity) -> float:
@@ -208,6 +209,7 @@ def plain_cost(
         given.checked,
         measures,
         one_sample(given.unseen[0]),
+        timed=source.file is None,
         notes=notes,
     )
     return ModelCost(study, budget, buffers_of(source.model), source.about, plain_offers(study))
@@ -237,9 +239,9 @@ def plan_compression(
 ) -> CompressOutcome:
     """The best plan within the budget, or exactly the requested techniques. Raises OverBudget with the nearest plan."""
     room = CompressRoom(cost, checked, original, catalogue)
-    plain = room.confirm(asked_for((), cost))
+    plain = room.confirm(requested_candidate((), cost))
     techniques = None
     if use is not None:
-        techniques = in_order(parsed(one, catalogue) if isinstance(one, str) else one for one in use)
+        techniques = in_order(parse_technique(one, catalogue) if isinstance(one, str) else one for one in use)
         cost = replace(cost, forced=True)
     return best_or_asked(Chooser(room, cost), cost.wanted, plain, techniques)

@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 from shoestring.compression.arguments import CompressArguments
 from shoestring.compression.calibration.metric import parse_floor
 from shoestring.compression.compress_report import CompressReport
-from shoestring.compression.healing import healed
+from shoestring.compression.healing import heal_session
+from shoestring.compression.onnx.export import ExportedFile
 from shoestring.compression.onnx.sized import OnnxFile, onnx_file
 from shoestring.compression.room import CompressOutcome, CompressPlan
 from shoestring.compression.sections import compression_page
@@ -29,16 +30,17 @@ from shoestring.core.errors import OverBudget
 from shoestring.core.units import bytes_text
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Begun, Finished, Planning, Warned
-from shoestring.runs.events import note
+from shoestring.runs.event_log import note
 from shoestring.runs.modules import note_modules, refusal
 from shoestring.runs.report import Report
-from shoestring.runs.resume import OpenedRun, opened
+from shoestring.runs.resume import OpenedRun, open_run
 from shoestring.runs.session import Execution, Session
 from shoestring.show.page import page
 from shoestring.training.execution.script_run import request_of
 
 Use = tuple[str | CompressTechnique, ...] | None  # techniques that the user named; a script may name its own
 Tell = Callable[[str], None]
+ONNX_BITS = (4, 8)  # of ONNX's integers: a plan of 3 bits would store them in 4
 
 
 def options_of(arguments: CompressArguments, use: Use) -> CompressOptions:
@@ -51,6 +53,7 @@ def options_of(arguments: CompressArguments, use: Use) -> CompressOptions:
         int(arguments.samples),
         tuple(arguments.output),
         arguments.whole_axis(),
+        ONNX_BITS if arguments.to == "onnx" else (),
     )
 
 
@@ -64,13 +67,27 @@ def held_folder(source: ModelSource, out: Path, arguments: CompressArguments) ->
         use=arguments.use,
         weights=weights_sha256(source.model.state_dict()),
     )
-    held = opened(out, asked, job, arguments.fresh, adopt=False, place="--out")
+    held = open_run(out, asked, job, arguments.fresh, adopt=False, place="--out")
     if left_out := sorted(set(held.request.flags) - set(asked.flags)):
         held.lock.release()
         raise refusal(
             held.folder, [f"--{name} was {held.request.flags[name]} and is not given now" for name in left_out]
         )
     return held
+
+
+def onnx_session(work: CompressSession, made: ExportedFile, draft: Path) -> CompressSession:
+    from shoestring.compression.onnx.onnx_source import session_of_file
+
+    return session_of_file(work, made, draft)
+
+
+def check_source(source: ModelSource, arguments: CompressArguments) -> None:
+    """Refuse options that do not apply to the source."""
+    if source.file is not None:
+        from shoestring.compression.onnx.onnx_source import check_applies
+
+        check_applies(vars(arguments))
 
 
 def draw_page(told: Report) -> str:
@@ -111,7 +128,7 @@ class CompressRun(Execution[CompressPlan, CompressResult]):
         for told in self.source.notes:
             note(self.folder, Warned(told))
         if (job := self.source.job.origin) is not None:
-            note_modules(self.session.folder, Path(job.file).parent, True, self.warned, begins=True)
+            note_modules(self.session.folder, Path(job.file).parent, True, self.warn_and_note, begins=True)
 
     def read_plan(self, file: Mapping[str, Any]) -> CompressPlan:
         raise Unreadable("a plan of a compression needs what was measured of the model")
@@ -121,7 +138,7 @@ class CompressRun(Execution[CompressPlan, CompressResult]):
             self.work = plan(self.source, options_of(self.arguments, self.use), self.arguments.heal, self.say)
         return self.work.outcome
 
-    def chosen(self, outcome: CompressOutcome) -> None:
+    def note_plan(self, outcome: CompressOutcome) -> None:
         assert self.work is not None, "it was chosen"
         self.show(self.work)
 
@@ -132,13 +149,13 @@ class CompressRun(Execution[CompressPlan, CompressResult]):
         if self.arguments.heal is not None:
             work = self.heal(work, self.arguments.heal)
         with self.onnx(work) as (work, file, draft):
-            note(self.folder, Begun(pid=os.getpid(), steps=1, step=0, how=looked_at(work)))
+            note(self.folder, Begun(pid=os.getpid(), steps=1, step=0, how=calibration_text(work)))
             measured = work.write_and_measure(self.folder)
             report = work.report(measured, self.folder)
-            if file is not None:
+            if file is not None and self.source.file is None:
                 draft.replace(self.folder / "model.onnx")
                 onnx = file.report(self.folder / "model.onnx")
-                report = replace(report, onnx=onnx, missed=(*report.missed, *file.missed(work)))
+                report = replace(report, onnx=onnx, missed=(*report.missed, *file.unmet_limits(work)))
         note(self.folder, Finished(step=1))
         return CompressResult(report)
 
@@ -146,14 +163,14 @@ class CompressRun(Execution[CompressPlan, CompressResult]):
         found: dict[str, Any] = finite_json(to_json(ended.report))
         return found
 
-    def warned(self, told: str) -> None:
+    def warn_and_note(self, told: str) -> None:
         note(self.folder, Warned(told))
         self.warn(told)
 
     def heal(self, work: CompressSession, time: str) -> CompressSession:
         folder = self.folder.with_name(f"{self.folder.name}-healing")
         self.say(f"healing for {time}; kept in {folder}, and the same command goes on with it")
-        return healed(work, time, folder)
+        return heal_session(work, time, folder)
 
     @contextmanager
     def onnx(self, work: CompressSession) -> Iterator[tuple[CompressSession, OnnxFile | None, Path]]:
@@ -161,22 +178,24 @@ class CompressRun(Execution[CompressPlan, CompressResult]):
         the file's size."""
         draft = self.folder / f"model.onnx.tmp-{os.getpid()}"
         try:
-            if self.arguments.to is None:
+            if self.arguments.to is None and self.source.file is None:
                 yield work, None, draft
                 return
             with self.doing("writing the ONNX file"):
                 smaller, file = onnx_file(work, draft, self.arguments.to == "onnx-int8")
             if smaller.plan is not work.plan:
-                self.warned("a smaller plan was taken, so that the ONNX file keeps --size")
+                self.warn_and_note("a smaller plan was taken, so that the ONNX file keeps --size")
             for told in file.made.notes:
-                self.warned(told)
-            yield smaller, file, draft
+                self.warn_and_note(told)
+            yield (smaller if self.source.file is None else onnx_session(smaller, file.made, draft)), file, draft
         finally:
             draft.unlink(missing_ok=True)
 
 
 def plan(source: ModelSource, options: CompressOptions, heal: str | None, say: Tell) -> CompressSession:
     """The plan. With healing, if only fidelity falls short, the nearest plan, because healing repairs that."""
+    if source.file is not None:
+        options = replace(options, bits=ONNX_BITS)
     try:
         return begin_session(source, options)
     except OverBudget as error:
@@ -186,7 +205,7 @@ def plan(source: ModelSource, options: CompressOptions, heal: str | None, say: T
         return found
 
 
-def looked_at(work: CompressSession) -> str:
+def calibration_text(work: CompressSession) -> str:
     """One line about the calibration."""
     known, given = work.plain.numbers(), work.given
     return (

@@ -26,11 +26,11 @@ from shoestring.core.figures import Figure, Quantity
 from shoestring.core.units import seconds_text
 from shoestring.show.page.document import document
 from shoestring.show.page.drawing import FRAME
-from shoestring.show.page.render import NONE, renderer, said
+from shoestring.show.page.render import NONE, escape_cut, renderer
 from shoestring.show.page.style import STYLE
 from shoestring.show.page.telling import plan_rows
 from shoestring.show.page.tiles import Tile
-from shoestring.show.page.words import counted, loss_text
+from shoestring.show.page.words import count_text, loss_text
 
 render = renderer("shoestring.compression")
 MOST_LAYERS, MOST_ROWS, MOST_NOTES = 200, 12, 30  # limits that keep the page small
@@ -45,7 +45,7 @@ def compression_page(report: CompressReport) -> str:
     >>> compression_page(CompressReport(size_bytes=Amount(measured=15.8e6))).splitlines()[0]
     '<!doctype html>'
     """
-    title = Markup(" · ").join((said(headline(report), 120), name_of(report), "shoestring"))
+    title = Markup(" · ").join((escape_cut(headline(report), 120), name_of(report), "shoestring"))
     return document(title, compression_content(report), script="", style=STYLE + STYLE_OF_COMPRESSION)
 
 
@@ -63,7 +63,7 @@ def compression_content(report: CompressReport) -> Markup:
         outputs=list(output_rows(report)),
         metrics=list(metrics(report)),
         metrics_more=len(report.metric) - MOST_ROWS,
-        measured_on=measured_on(report),
+        measured_on=fidelity_note(report),
         frontier=frontier(report),
         frame=FRAME,
         plan=plan_rows((report.techniques or ())[:MOST_ROWS]),
@@ -80,7 +80,7 @@ def compression_content(report: CompressReport) -> Markup:
 
 
 def name_of(report: CompressReport) -> Markup:
-    return said(report.folder.rstrip("/").rpartition("/")[2] or "compressed model", 80)
+    return escape_cut(report.folder.rstrip("/").rpartition("/")[2] or "compressed model", 80)
 
 
 def state_of(report: CompressReport) -> tuple[str, str]:
@@ -97,10 +97,10 @@ def headline(report: CompressReport) -> str:
     """
     size, fidelity, latency = told = report.size_bytes, report.fidelity.mean, report.latency_ms.p50
     plain, words = report.plain.size_bytes, list[str]()
-    if size.known is not None:
-        words += [size_text(size.known) + (f" of {size_text(plain)}" if plain is not None else "")]
-    words += [f"fidelity {fidelity_text(fidelity.known)}"] if fidelity.known is not None else []
-    words += [f"{time_text(latency.known)} an answer"] if latency.known is not None else []
+    if size.best_known is not None:
+        words += [size_text(size.best_known) + (f" of {size_text(plain)}" if plain is not None else "")]
+    words += [f"fidelity {fidelity_text(fidelity.best_known)}"] if fidelity.best_known is not None else []
+    words += [f"{time_text(latency.best_known)} an answer"] if latency.best_known is not None else []
     before = "Predicted, not measured: " if words and all(one.measured is None for one in told) else ""
     return before + ", ".join(words) or "Nothing is known of this compression"
 
@@ -119,21 +119,21 @@ def asked_texts(report: CompressReport) -> Iterator[str]:
 
 def tiles(report: CompressReport) -> Iterator[Tile]:
     """The most important figures."""
-    plain, size, memory = report.plain, report.size_bytes.known, report.memory_bytes.known
+    plain, size, memory = report.plain, report.size_bytes.best_known, report.memory_bytes.best_known
     if size is not None:
         yield Tile(
             "Size", size_text(size), times(plain.size_bytes, size, "smaller", "larger"), above(size, report, "size")
         )
-    mean, worst = report.fidelity.mean.known, report.fidelity.worst.known
+    mean, worst = report.fidelity.mean.best_known, report.fidelity.worst.best_known
     if mean is not None:
         note = f"worst {fidelity_text(worst)}" if worst is not None else ""
         least = report.asked.get("quality")
         yield Tile("Fidelity", fidelity_text(mean), note, isinstance(least, float) and mean < least)
     for name, one, original, over in (
-        (MEDIAN, report.latency_ms.p50.known, plain.latency_ms.p50, False),
+        (MEDIAN, report.latency_ms.p50.best_known, plain.latency_ms.p50, False),
         (
             TAIL,
-            tail := report.latency_ms.p99.known,
+            tail := report.latency_ms.p99.best_known,
             plain.latency_ms.p99,
             above((tail or 0.0) / 1000, report, "latency"),
         ),
@@ -252,9 +252,9 @@ def whole_text(count: float | None) -> str:
     return NONE if count is None else f"{count:,.0f}" if abs(count) < 1e9 else f"{count:.3g}"
 
 
-def measured_on(report: CompressReport) -> str:
+def fidelity_note(report: CompressReport) -> str:
     count, how = report.fidelity.n, MEASURES.get(report.fidelity.by, "")
-    on = f"on {counted(count, 'answer')} that nothing was chosen by" if count is not None else ""
+    on = f"on {count_text(count, 'answer')} that nothing was chosen by" if count is not None else ""
     if not how:
         return f"Fidelity was measured {on}" if on else ""
     return f"Fidelity is {how}" + (f", {on}" if on else "")
@@ -328,7 +328,7 @@ def layers(report: CompressReport) -> LayerTable | None:
         if all(one.damage is None for one in found)
         else "the damage that the choice reckoned with: of storing this one so"
     )
-    note = f"{counted(len(found), 'weight')}, by {by}. Bars are shares of the greatest."
+    note = f"{count_text(len(found), 'weight')}, by {by}. Bars are shares of the greatest."
     return LayerTable(note, shown, more if rest else "")
 
 
@@ -358,7 +358,7 @@ def healing_text(report: CompressReport) -> str:
     told = report.healed
     if told is None:
         return ""
-    long = f"{seconds_text(told.seconds)}, {counted(told.steps, 'step')}"
+    long = f"{seconds_text(told.seconds)}, {count_text(told.steps, 'step')}"
     before, after = fidelity_text(told.before), fidelity_text(told.after)
     return f"The small model learned from the original for {long}: fidelity {before} before, {after} after."
 

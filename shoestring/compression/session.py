@@ -60,7 +60,7 @@ from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Figures, Quantity, figures
 from shoestring.core.job import Job
-from shoestring.core.technique import described
+from shoestring.core.technique import technique_json
 from shoestring.planning.plan import Plan
 from shoestring.runs.plan_summary import UsedTechnique
 
@@ -84,6 +84,7 @@ class CompressOptions:
     unseen: int = 1024
     outputs: tuple[str, ...] = ()  # outputs to compare; empty: all
     axis: int | None = None  # axis of classes or vectors; None: inferred
+    bits: tuple[int, ...] = ()  # of the integers that the file to write has; empty: any
 
     def __post_init__(self) -> None:
         if self.measure not in (AUTO, *MEASURES):
@@ -117,7 +118,7 @@ class CompressSession:
     asked: CompressOptions
     given: CalibrationSamples
     outcome: CompressOutcome
-    plain_latency: Latency
+    plain_latency: Latency | None  # None: not measured yet
     healed: Healed | None = None  # the effect of healing, if requested
 
     @property
@@ -128,6 +129,11 @@ class CompressSession:
     def plain(self) -> CompressPlan:
         assert self.outcome.plain is not None, "it was planned"
         return self.outcome.plain
+
+    @property
+    def original(self) -> nn.Module:
+        """The model that results are compared with."""
+        return self.source.model
 
     def write_and_measure(self, target: Path) -> CompressedMeasurement:
         """Write the folder, load it back, and measure the loaded model; if that fails, the folder is removed."""
@@ -151,7 +157,7 @@ class CompressSession:
     def measure_folder(self, target: Path, made: nn.Module, size: int) -> CompressedMeasurement:
         """The measurements of a folder; `made` is the model in memory."""
         loaded = self.reload(target, made)
-        mine, plain = latencies([loaded, self.source.model], self.source.job.forward, one_sample(self.given.unseen[0]))
+        mine, plain = latencies([loaded, self.original], self.source.job.forward, one_sample(self.given.unseen[0]))
         busy = (
             (f"{mine.warning}; the plain model took {1e3 * plain.p50:.3g} ms in turns with it",) if mine.warning else ()
         )
@@ -159,7 +165,7 @@ class CompressSession:
         found, now, original = self.compare_loaded(loaded, notes)
         edits = self.plan.details.cost.about.get("edits", ())
         exits = exits_measured(loaded, self.source.model, edits, self.given.unseen, self.source.job.forward)
-        notes += [exits.told] if exits is not None else []
+        notes += [exits.text] if exits is not None else []
         predicted = self.predicted_metrics(made, original)
         return CompressedMeasurement(
             size, memory_of(loaded), mine, found, now, original, predicted, (*busy, *notes), exits
@@ -170,7 +176,7 @@ class CompressSession:
     ) -> tuple[Fidelity, Mapping[str, MetricValue], Mapping[str, MetricValue]]:
         """Fidelity, and the metrics of the model and of the original, on unseen samples, from one forward pass of each.
         Only one batch of outputs is in memory at a time."""
-        job, models = self.source.job, (loaded, self.source.model)
+        job, models = self.source.job, (loaded, self.original)
         comparison = FidelitySums(self.plan.details.cost.study.measures)
         told = [compared_batch(job, models, batch, comparison, notes) for batch in self.given.unseen]
         if job.validate is not None:
@@ -185,7 +191,7 @@ class CompressSession:
         job, batches = self.source.job, self.given.deciding or self.given.checked
         if job.validate is not None:
             return {}
-        before, after = (metrics(job, model, batches) for model in (self.source.model, made))
+        before, after = (metrics(job, model, batches) for model in (self.original, made))
         return {
             name: metric_after_change(original[name], before[name], after[name])
             for name in original
@@ -196,7 +202,7 @@ class CompressSession:
         """The folder as a user will load it; its outputs must be bit-equal to those of the model in memory."""
         loaded = loaded_model(self.source, target)
         study, sample = self.plan.details.cost.study, self.given.unseen[:1]
-        if not same(study.said(sample, loaded)[0], study.said(sample, made)[0]):
+        if not same(study.outputs(sample, loaded)[0], study.outputs(sample, made)[0]):
             raise Mistake(
                 f"the model that was written to {target} gives other outputs than the one in memory: it has state that is neither "
                 f"a weight nor a buffer (or its factory draws numbers); keep such tensors in buffers"
@@ -214,7 +220,7 @@ class CompressSession:
         doubt = f" ({measured.latency.warning})" if measured.latency.warning else ""
         found = [
             f"measured on unseen data, {one}{doubt if one.limit.name == 'latency' else ''}"
-            for one in budget.broken(
+            for one in budget.broken_limits(
                 {"size_bytes": measured.size, "latency_seconds": tail, "quality": max(measured.fidelity.mean, 0.0)}
             )
         ]
@@ -222,23 +228,25 @@ class CompressSession:
         if floor is not None and not floor.keeps((metric := measured.metrics[floor.name]).value):
             found.append(
                 f"measured on unseen data, {floor.name} is {metric}, and {floor} was asked for"
-                + (f": {few}" if (few := floor.undecided(metric)) else "")
+                + (f": {few}" if (few := floor.undecided_note(metric)) else "")
             )
         return found
 
     # The report
 
     def figures(self, measured: CompressedMeasurement) -> Figures:
-        known, tail = self.plan.details.cost.known, self.plan.details.cost.clock.tail(0.99)
-        median = known["median_seconds"]
-        predicted: dict[str, float | None] = {**known, "p50_seconds": median, "p99_seconds": median * tail}
+        known = self.plan.details.cost.known_figures
+        predicted: dict[str, float | None] = dict(known)
+        if (median := known.get("median_seconds")) is not None:
+            tail = self.plan.details.cost.clock.tail(0.99)
+            predicted |= {"p50_seconds": median, "p99_seconds": median * tail}
         if (
             self.plan.details.checked is not None
         ):  # measured for the whole model on the samples that confirm plans, which is better than a sum
             predicted["damage"] = self.plan.details.checked.damage
         if self.healed is not None:  # the effect of training is not predicted
             predicted["damage"] = None
-        return figures(QUANTITIES, predicted).measured(
+        return figures(QUANTITIES, predicted).with_measured(
             {
                 "size_bytes": measured.size,
                 "memory_bytes": measured.memory,
@@ -262,7 +270,7 @@ class CompressSession:
             standard_error=found.standard_error,
             interval=found.interval,
             decided_by=str(floor) if decides else "",
-            undecided=floor.undecided(found) if decides and floor is not None else "",
+            undecided=floor.undecided_note(found) if decides and floor is not None else "",
         )
 
     def outputs(self, measured: CompressedMeasurement) -> Iterator[OutputReport]:
@@ -319,11 +327,11 @@ class CompressSession:
             latency_ms=LatencyReport(both("p50_seconds", 1e3), both("p99_seconds", 1e3)),
             fidelity=self.fidelity_report(measured, told["damage"].predicted),
             metric={name: self.metric_report(name, measured) for name in measured.metrics},
-            techniques=tuple(UsedTechnique(**described(one), why=one.why) for one in plan.techniques),
+            techniques=tuple(UsedTechnique(**technique_json(one), why=one.why) for one in plan.techniques),
             plain=PlainReport(
                 plain.numbers()["size_bytes"],
-                plain.details.cost.known["memory_bytes"],
-                PlainLatency(1e3 * self.plain_latency.p50, 1e3 * self.plain_latency.p99),
+                plain.details.cost.known_figures["memory_bytes"],
+                plain_latency(self.plain_latency),
             ),
             layers=tuple(LayerReport(**one) for one in plan.details.layers()),
             frontier=tuple(FrontierPoint(**one) for one in plan.details.cost.frontier()),
@@ -335,12 +343,16 @@ class CompressSession:
             notes=(
                 *self.source.notes,
                 *self.given.notes,
-                *plan.details.cost.told,
+                *plan.details.cost.messages,
                 *measured.notes,
                 *self.no_smaller(measured.size),
             ),
             files=(TENSORS, MANIFEST),
         )
+
+
+def plain_latency(found: Latency | None) -> PlainLatency:
+    return PlainLatency() if found is None else PlainLatency(1e3 * found.p50, 1e3 * found.p99)
 
 
 def amount(told: Figures, name: str, times: float = 1.0) -> Amount:
@@ -349,10 +361,14 @@ def amount(told: Figures, name: str, times: float = 1.0) -> Amount:
 
 
 def loaded_model(source: ModelSource, target: Path) -> nn.Module:
-    """The folder's model, built by the job."""
+    """The folder's model, built by the job; of an ONNX file, the file as onnxruntime runs it."""
+    if source.file is not None:
+        from shoestring.compression.onnx.file_module import OnnxFileModule
+
+        return OnnxFileModule(target / "model.onnx")
     packed = PackedModel(target)
     trim()  # before a whole model is allocated
-    with random_state.kept():
+    with random_state.fork_rng():
         found = packed.fill(apply_edits(source.job.model(), packed.edits))
     trim()  # frees its initial weights
     return found
@@ -375,27 +391,32 @@ def begin_session(
 ) -> CompressSession:
     """Calibrate a model and choose how to compress it. Raises OverBudget if nothing keeps the budget."""
     given = given or samples_of(source.job, asked.unseen, asked.floor is not None)
+    if source.check is not None:
+        source.check(given.calibration[0])
     cost = replace(cost, wanted=asked.budget) if cost is not None else cost_of(source, given, asked, asked.budget)
     outcome = (
         plan_compression(cost, source.model, given.checked, asked.use)
         if asked.floor is None
         else for_metric(source, asked, given, cost)
     )
-    return CompressSession(source, asked, given, outcome, cost.clock.plain)
+    return CompressSession(source, asked, given, outcome, cost.clock.plain if cost.study.timed else None)
 
 
 def cost_of(source: ModelSource, given: CalibrationSamples, asked: CompressOptions, budget: Budget) -> ModelCost:
-    return plain_cost(source, given, budget, asked.measure, asked.outputs, asked.axis)
+    cost = plain_cost(source, given, budget, asked.measure, asked.outputs, asked.axis)
+    return replace(cost, bits=asked.bits)
 
 
 def nearest_session(source: ModelSource, asked: CompressOptions, error: OverBudget) -> CompressSession | None:
     """The session of the nearest plan, if it only misses the fidelity."""
     plan = error.nearest
-    if not isinstance(plan, Plan) or any(one.limit.name != "quality" for one in asked.budget.broken(plan.numbers())):
+    if not isinstance(plan, Plan) or any(
+        one.limit.name != "quality" for one in asked.budget.broken_limits(plan.numbers())
+    ):
         return None
     given = samples_of(source.job, asked.unseen, asked.floor is not None)
     cost = cost_of(source, given, asked, Budget())
-    plain = CompressPlan((), Exactness.BITS, cost.known, CompressionDetails(cost, cost.study))
+    plain = CompressPlan((), Exactness.BITS, cost.known_figures, CompressionDetails(cost, cost.study))
     return CompressSession(source, asked, given, CompressOutcome(plan, plain, asked=True), cost.clock.plain)
 
 
@@ -414,14 +435,14 @@ def for_metric(
         )
     original, before = everywhere[wanted.name], metrics(source.job, source.model, batches)[wanted.name]
 
-    def tried(budget: Budget) -> tuple[CompressOutcome, MetricValue]:
+    def plan_within(budget: Budget) -> tuple[CompressOutcome, MetricValue]:
         found = plan_compression(replace(cost, wanted=budget), source.model, given.checked, asked.use)
         return found, metric_after_change(
             original, before, metrics(source.job, compressed_model(found.chosen).model, batches)[wanted.name]
         )
 
-    def refused(found: CompressPlan, metric: MetricValue, why: str) -> OverBudget:
-        few = wanted.undecided(metric)
+    def refusal(found: CompressPlan, metric: MetricValue, why: str) -> OverBudget:
+        few = wanted.undecided_note(metric)
         return OverBudget(
             f"{why} {wanted.name} {metric}, where {wanted} is asked for (the original: {original})"
             f"{f': {few}, give the Job more held_out' if few else ''}; allow more bytes, or --heal 10m",
@@ -429,11 +450,11 @@ def for_metric(
         )
 
     if asked.budget.size is not None or asked.use is not None or asked.budget.quality is not None:
-        found, metric = tried(asked.budget)
+        found, metric = plan_within(asked.budget)
         if not wanted.keeps(metric.value):
-            raise refused(found.chosen, metric, f"{found.chosen} keeps the rest of the budget and gives")
+            raise refusal(found.chosen, metric, f"{found.chosen} keeps the rest of the budget and gives")
         return found
-    return smallest_keeping(asked, wanted, tried, refused)
+    return smallest_keeping(asked, wanted, plan_within, refusal)
 
 
 def smallest_keeping(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,20 @@ from torch import Tensor, nn
 
 from shoestring.compression.formats.manifest import MANIFEST
 from shoestring.compression.pickled_state import load_state
-from shoestring.compression.weight_source import check_weights, is_weights
-from shoestring.core.batch import Batch, mapped, samples, split
+from shoestring.compression.weight_source import check_onnx, check_weights, is_onnx, is_weights
+from shoestring.core.batch import Batch, map_leaves, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.weights import PICKLES, as_weights
 from shoestring.data.feed import looking
-from shoestring.jobfile import BUILT_IN, job_path, loaded_job
+from shoestring.jobfile import BUILT_IN, job_path, load_job
 from shoestring.processes.named_job import Claim, Named, claim_of_run, named_job
 from shoestring.runs.checkpoints import RunCheckpoint
 from shoestring.runs.export import best_weights, checkpoint_of, named_weights, newer_weights
 from shoestring.runs.folder import Folder
 from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.initial_weights import source as weights_taken
-from shoestring.runs.modules import changed_text, changes, imported_modules, kept_modules
+from shoestring.runs.modules import imported_modules
 
 CALIBRATION = 256  # samples for calibration
 CHECKED = 192  # samples on which plans are confirmed
@@ -43,6 +43,8 @@ class ModelSource:
     about: Mapping[str, Any]  # the manifest's entries on how to build the model again
     notes: tuple[str, ...]  # messages for the user
     name: str  # default name of the folder to write
+    file: Path | None = None  # the ONNX file that it was read from
+    check: Callable[[Batch], None] | None = None  # refuses a model that can't be calibrated on such batches
 
 
 def is_run(path: str) -> bool:
@@ -57,9 +59,20 @@ def open_source(path: str, flags: Mapping[str, Any], best: bool = True, job: Nam
     """
     if is_run(path):
         return from_run(Folder(Path(path)), best, job, flags)
+    if job is not None and is_onnx(path):
+        return from_onnx(path, job, flags)
     if job is not None and is_weights(path):
         return from_weights(path, job, flags)
     return from_job(path, flags)
+
+
+def from_onnx(path: str, named: Named, flags: Mapping[str, Any]) -> ModelSource:
+    """The graph of an ONNX file, with data from the job."""
+    from shoestring.compression.onnx.onnx_source import onnx_model_source
+
+    check_onnx(path)
+    job, notes = named_job(Claim(Path(path)), named, flags)
+    return onnx_model_source(Path(path), job, notes)
 
 
 def from_weights(path: str, named: Named, flags: Mapping[str, Any], model: nn.Module | None = None) -> ModelSource:
@@ -94,7 +107,7 @@ def job_with_file(job: Job, path: str) -> tuple[Job, nn.Module]:
 
 
 def from_job(path: str, flags: Mapping[str, Any]) -> ModelSource:
-    job = loaded_job(job_path(path), dict(flags))
+    job = load_job(job_path(path), dict(flags))
     notes = () if job.weights else (UNTRAINED.format(Path(path).name),)
     return ModelSource(
         job, prepare_model(fresh_model(job)), job_file_entries(Path(job_path(path)), flags), notes, Path(path).stem
@@ -109,12 +122,6 @@ UNTRAINED = (
 
 def from_run(folder: Folder, best: bool, named: Named | None, flags: Mapping[str, Any]) -> ModelSource:
     job, notes = named_job(claim_of_run(folder), named, flags)
-    if job.origin is not None:
-        changed = changes(kept_modules(folder) or {}, imported_modules(), Path(job.origin.file).parent).changed
-        notes += [
-            f"{changed_text(name)}: with the run's weights it may compute something else than in training"
-            for name in changed
-        ]
     job = job if job.origin is not None else copy_every_model(job)
     model = model_of_run(job, folder, best, notes)
     about = manifest_entries(job)
@@ -191,13 +198,14 @@ def manifest_entries(job: Job) -> dict[str, Any]:
 
 
 def job_file_entries(file: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest's entries for a job file: its path or built-in name, its SHA-256 and its flags."""
+    """The manifest's entries for a job file: its path or built-in name, its SHA-256, its flags and its modules."""
     built_in = next((name for name in BUILT_IN if Path(job_path(name)) == file), "")
     return {
         "job": {
             "file": built_in or str(file.resolve()),
             "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
             "flags": dict(flags),
+            "modules": imported_modules(),
         },
         "edits": [],
         "decoded": False,
@@ -220,20 +228,20 @@ def samples_of(job: Job, unseen: int = UNSEEN, by_metric: bool = False) -> Calib
     further batches of the same training epoch. `by_metric`: a noisy metric decides, so half of the samples are used for
     that."""
 
-    def taken(batches: Iterator[Batch], count: int) -> list[Batch]:
+    def take(batches: Iterator[Batch], count: int) -> list[Batch]:
         found: list[Batch] = []
         while sum(map(sample_count, found)) < count and (batch := next(batches, None)) is not None:
-            found.append(mapped(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, batch))
+            found.append(map_leaves(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, batch))
         return found
 
     with looking(job) as feed:
         batches = one_epoch(feed)
-        calibration = taken(batches, CALIBRATION)
-        beside = [] if job.held_out is not None else taken(batches, CHECKED + unseen)
+        calibration = take(batches, CALIBRATION)
+        beside = [] if job.held_out is not None else take(batches, CHECKED + unseen)
     notes: list[str] = []
     if job.held_out is not None:
         with looking(job, data=job.held_out) as feed:
-            beside = taken(one_epoch(feed), CHECKED + unseen)
+            beside = take(one_epoch(feed), CHECKED + unseen)
     beside = split_batches(beside, 4)
     if len(beside) < 2:
         calibration = split_batches(calibration, 3)

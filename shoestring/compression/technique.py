@@ -81,6 +81,7 @@ class ModelCost:
     settled: frozenset[str] = frozenset()  # weights whose format the user determined
     factor: float = 1.0  # measured total damage / sum of single damages
     late: float = 0.0  # measured minus predicted latency, seconds
+    bits: tuple[int, ...] = ()  # of the integers that the file to write has; empty: any
     notes: tuple[str, ...] = ()  # weights that storage techniques left alone, and why
 
     @property
@@ -88,9 +89,9 @@ class ModelCost:
         return self.study.clock
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def messages(self) -> tuple[str, ...]:
         """Messages for the user: weights that techniques left alone, and why."""
-        return (*self.study.told, *self.notes)
+        return (*self.study.messages, *self.notes)
 
     def priced_options(self) -> Options:
         """The options of every weight, with bytes in the folder, damage (as far as known now) and seconds."""
@@ -101,7 +102,8 @@ class ModelCost:
 
     def option(self, weight: Weight, offer: StorageOffer) -> Option[StorageOffer]:
         dense, packed = weight.count * weight.dtype.itemsize, offer.stored
-        seconds = 0.0 if self.decoded or is_plain(packed) else self.clock.decoding(packed)
+        untimed = self.decoded or is_plain(packed) or not self.study.timed
+        seconds = 0.0 if untimed else self.clock.decoding(packed)
         damages = self.study.damage(weight, offer.label)
         return Option(
             offer,
@@ -177,29 +179,32 @@ class ModelCost:
         return {weight.name: allocation[weight.name].what.stored for weight in self.study.weights}
 
     def numbers(self) -> Mapping[str, float]:
-        return dict(self.known)
+        return dict(self.known_figures)
 
     @cached_property
-    def known(self) -> dict[str, float]:
+    def known_figures(self) -> dict[str, float]:
         found = self.allocation
-        damage, seconds = max(self.sums.damages(found)), total(found)[2]
+        damage = max(self.sums.damages(found))
         return {
             "size_bytes": folder_bytes(self.about, self.specs(found), self.buffers),
             "memory_bytes": sum(one.memory for one in found.values()),
-            "latency_seconds": (median := self.clock.median + seconds + self.late)
-            * self.clock.tail(self.wanted.percentile),
-            "median_seconds": median,
+            **(self.seconds(total(found)[2]) if self.study.timed else {}),
             "quality": max(1 - damage, 0.0),
             "damage": damage,
         }
 
-    def frontier(self) -> list[dict[str, float]]:
+    def seconds(self, extra: float) -> dict[str, float]:
+        """Seconds of an answer, where packed weights take some more than plain ones."""
+        median = self.clock.median + extra + self.late
+        return {"latency_seconds": median * self.clock.tail(self.wanted.percentile), "median_seconds": median}
+
+    def frontier(self) -> list[dict[str, Any]]:
         """The frontier of size and damage, by arithmetic."""
-        points = [
+        points: list[dict[str, Any]] = [
             {
                 "size_bytes": folder_bytes(self.about, self.specs(one), self.buffers),
                 "damage": max(self.sums.damages(one)),
-                "latency_ms": 1000 * (self.clock.median + total(one)[2] + self.late),
+                "latency_ms": 1000 * self.seconds(total(one)[2])["median_seconds"] if self.study.timed else None,
             }
             for one in frontier(self.options)
         ]
@@ -213,7 +218,7 @@ class ModelCost:
         """With more formats for some weights. `only`: the user requested them, so other formats of these weights are
         dropped."""
 
-        def merged(name: str, before: tuple[StorageOffer, ...]) -> tuple[StorageOffer, ...]:
+        def merge_offers(name: str, before: tuple[StorageOffer, ...]) -> tuple[StorageOffer, ...]:
             if name not in offers or (name in self.settled and not only):
                 return before
             if only and name not in self.settled:
@@ -221,7 +226,9 @@ class ModelCost:
             return (*(one for one in before if one.technique or not self.forced), *offers[name])
 
         settled = self.settled | set(offers) if only else self.settled
-        return replace(self, offers={name: merged(name, some) for name, some in self.offers.items()}, settled=settled)
+        return replace(
+            self, offers={name: merge_offers(name, some) for name, some in self.offers.items()}, settled=settled
+        )
 
 
 @dataclass(frozen=True)

@@ -30,17 +30,25 @@ def check_weights(path: str) -> None:
         raise Mistake(f"{path} has no safetensors file: name a state dict in it, such as {os.path.join(path, first)}")
 
 
-def refuse_onnx(path: str) -> None:
-    """Refuse an ONNX file, with the reason."""
-    if path.endswith(".onnx"):
-        raise Mistake(
-            f"{path} is an ONNX file, which has a graph and no module that could be calibrated or healed: give the run or "
-            f"the weights that it was made from, and write an ONNX file of them (onnx-int8 for products of bytes)"
-        )
+def is_onnx(path: str) -> bool:
+    return path.endswith(".onnx")
+
+
+def check_onnx(path: str) -> None:
+    """Refuse what is no file."""
+    if not os.path.isfile(path):
+        raise Mistake(f"{path} is not a file")
 
 
 def job_needed(path: str, argument: str) -> Mistake:
     """The error for weights without a job. It shows the job file to write."""
+    if is_onnx(path):
+        return Mistake(
+            f"{path} has a graph, but no data to calibrate and measure it with: give {argument}, a file such as\n\n"
+            f"    import shoestring\n\n    def job():\n"
+            f'        return shoestring.Job(model=lambda: None, data=[{{"input_ids": ...}}, ...])   # batches by input name\n\n'
+            f"Its model is not used"
+        )
     return Mistake(
         f"{path} has weights, but nothing that tells which model they belong to, or which data to use: give {argument}, a "
         f"file such as\n\n{job_template(path)}\nIts model needs no trained weights: they are taken from {path}"

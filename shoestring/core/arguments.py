@@ -28,13 +28,13 @@ else:
         """dataclasses.dataclass, applied when it is needed."""
         assert frozen, "options do not change"
 
-        def prepared(kind: type[T]) -> type[T]:
+        def prepare(kind: type[T]) -> type[T]:
             kind.ARGUMENTS = {name: value for name, value in vars(kind).items() if isinstance(value, OptionField)}
             kind.__init__ = first_values
             kind.__dataclass_fields__ = Pending()
             return kind
 
-        return prepared
+        return prepare
 
 
 class Pending:
@@ -144,7 +144,7 @@ def add_flags(parser: ArgumentParser, kind: type[Any]) -> None:
         parser.add_argument(one.flag or f"--{name.replace('_', '-')}", dest=name, **settings)
 
 
-def written_by(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def given_values(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The value given for each field, by flag or argument; fields that were not given keep their default."""
     found = {}
     for name, one in flat_arguments(kind):
@@ -155,7 +155,7 @@ def written_by(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 def options_of(kind: type[T], given: Mapping[str, Any]) -> T:
     """An instance of a class of options, from the values given for its fields."""
-    written = written_by(kind, given)
+    written = given_values(kind, given)
     return kind(
         **{
             name: options_of(one.group, given) if one.group else written[name]

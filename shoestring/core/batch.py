@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import pairwise
 from operator import is_
 from typing import Any
 
@@ -14,21 +13,22 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.foreign import items_of
 from shoestring.core.seams import calls_user
+from shoestring.core.sums import cut_range
 
 Batch = Any
 
 
 @calls_user("data")
-def mapped(change: Callable[[Any], Any], batch: Batch) -> Batch:
+def map_leaves(change: Callable[[Any], Any], batch: Batch) -> Batch:
     """The same structure with `change` applied to every leaf."""
     if isinstance(batch, Mapping):
-        changed = {key: mapped(change, value) for key, value in batch.items()}
+        changed = {key: map_leaves(change, value) for key, value in batch.items()}
         return changed if type(batch) is dict else type(batch)(changed)  # type: ignore[call-arg]
     if isinstance(batch, tuple) and hasattr(type(batch), "_fields"):
-        return type(batch)(*(mapped(change, value) for value in batch))
+        return type(batch)(*(map_leaves(change, value) for value in batch))
     if isinstance(batch, (tuple, list)):
         before = list(items_of(batch))
-        after = [mapped(change, value) for value in before]
+        after = [map_leaves(change, value) for value in before]
         return batch if all(map(is_, before, after)) else type(batch)(after)
     return change(batch)
 
@@ -61,11 +61,11 @@ def samples(batch: Batch) -> int:
     return several.pop()
 
 
-def moved(batch: Batch, device: torch.device) -> Batch:
+def to_device(batch: Batch, device: torch.device) -> Batch:
     """The batch on a device."""
     if device.type == "cpu":
         return batch
-    return mapped(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
+    return map_leaves(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def split(batch: Batch, pieces: int) -> list[Batch]:
@@ -83,14 +83,9 @@ def split(batch: Batch, pieces: int) -> list[Batch]:
             f"ask for {count} pieces or fewer, or make the batch bigger"
         )
     return [
-        mapped(partial(rows_of, start=start, stop=stop, count=count), batch)
-        for start, stop in piece_bounds(count, pieces)
+        map_leaves(partial(rows_of, start=start, stop=stop, count=count), batch)
+        for start, stop in cut_range(0, count, pieces)
     ]
-
-
-def piece_bounds(count: int, pieces: int) -> list[tuple[int, int]]:
-    """Bounds of consecutive pieces, as equal as possible."""
-    return list(pairwise(count * number // pieces for number in range(pieces + 1)))
 
 
 @calls_user("data")

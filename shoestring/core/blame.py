@@ -5,8 +5,8 @@ that belongs to no library:
 
     of the user                                     theirs, and that is the line to look at
     ours, and marked as calling what the user gave  theirs: a model of torch's own layers has no frame of the user
-    ours, and layers of a model run below it        theirs, at the last line of the user's before; but not where we compute them again
-                                                    (`repeats_user`), which went well the first time
+    ours, and layers of a model run below it        theirs, at the user's last line above it; ours if this is a second computation of
+                                                    these layers (`repeats_user`), because the first one worked
     ours otherwise                                  ours
 
 Torch's own lines tell a user nothing: if a layer of torch fails, its module is named, as in the model's
@@ -62,7 +62,7 @@ class Blame:
         return f"{self.line} ({self.library})" if self.library else self.line
 
 
-def blamed(error: BaseException, tells: Callable[[FrameType], bool] = lambda frame: True) -> Blame:
+def blame_for(error: BaseException, tells: Callable[[FrameType], bool] = lambda frame: True) -> Blame:
     """Whose failure an exception is, and where: the user's line, and the module of the model that was running. Only
     frames that `tells` accepts are looked at."""
     found = blame(frames_of(error.__traceback__, tells))
@@ -89,7 +89,7 @@ def failed_module(error: BaseException) -> str:
 
 def failure_text(error: BaseException) -> str:
     """What went wrong and where, in one line: RuntimeError: no such thing (training/memory/recompute.py line 150)."""
-    return f"{error_sentence(error)} ({blamed(error).place})"
+    return f"{error_sentence(error)} ({blame_for(error).place})"
 
 
 def is_module(value: object) -> TypeGuard[nn.Module]:

@@ -25,7 +25,7 @@ def limit(figure: str, unit: str, least: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class Budget:
-    """The user's limits; None: not limited. `Budget.parsed` reads them as they are written."""
+    """The user's limits; None: not limited. `Budget.parse` reads them as they are written."""
 
     memory: int | None = limit("process_bytes", "bytes")  # most bytes of a process
     seconds: float | None = limit("total_seconds", "seconds")  # for the whole job
@@ -41,10 +41,10 @@ class Budget:
     throughput: float | None = limit("requests_per_second", "requests/s", least=True)  # least that are answered
 
     @classmethod
-    def parsed(cls, **written: str | float | None) -> Budget:
+    def parse(cls, **written: str | float | None) -> Budget:
         """The budget from a user's text: 600MiB, 5ms, 0.998.
 
-        >>> Budget.parsed(memory="600MiB", latency="5ms").memory
+        >>> Budget.parse(memory="600MiB", latency="5ms").memory
         629145600
         """
         units = {one.name: one.metadata.get("unit", "") for one in fields(cls)}
@@ -57,10 +57,10 @@ class Budget:
         """The limits that were set."""
         return limits_of(self)
 
-    def broken(self, numbers: Mapping[str, float | None], slack: float = 1.0) -> list[BrokenLimit]:
+    def broken_limits(self, numbers: Mapping[str, float | None], slack: float = 1.0) -> list[BrokenLimit]:
         """The limits that these figures, by name, break; with `slack` they may be exceeded by this factor.
 
-        >>> [str(one) for one in Budget(memory=1000).broken({"process_bytes": 1500})]
+        >>> [str(one) for one in Budget(memory=1000).broken_limits({"process_bytes": 1500})]
         ['memory: 1.46 KiB, 500 B more than 1,000 B']
         """
         found = ((limit, numbers.get(limit.figure)) for limit in self.limits())
@@ -68,14 +68,14 @@ class Budget:
             BrokenLimit(limit, value) for limit, value in found if value is not None and not limit.keeps(value, slack)
         ]
 
-    def used(self, numbers: Mapping[str, float | None]) -> float:
+    def share_used(self, numbers: Mapping[str, float | None]) -> float:
         """The largest fraction of a limit that these figures use; above 1 a limit is broken.
 
-        >>> Budget(memory=1000, quality=0.9).used({"process_bytes": 500, "quality": 0.95}).__round__(3)
+        >>> Budget(memory=1000, quality=0.9).share_used({"process_bytes": 500, "quality": 0.95}).__round__(3)
         0.947
         """
         found = ((limit, numbers.get(limit.figure)) for limit in self.limits())
-        return max((limit.used(value) for limit, value in found if value is not None), default=0.0)
+        return max((limit.share_used(value) for limit, value in found if value is not None), default=0.0)
 
 
 @cache
@@ -100,7 +100,7 @@ class Limit:
     def keeps(self, found: float, slack: float = 1.0) -> bool:
         return found * slack >= self.value if self.least else found <= self.value * slack
 
-    def used(self, found: float) -> float:
+    def share_used(self, found: float) -> float:
         """The fraction of the limit that is used; for a lower bound, needed / found."""
         whole, part = (found, self.value) if self.least else (self.value, found)
         return part / whole if whole else (1.0 if part == whole else float("inf"))

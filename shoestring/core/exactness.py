@@ -1,5 +1,5 @@
-"""How close the trained weights stay to those of plain training: four levels, each with one word that is used
-everywhere.
+"""How close the result stays to the one without techniques (trained weights, answers): four levels, each with one word
+that is used everywhere.
 
 The planner chooses plans of the level `changed` only if that is allowed (--inexact). Techniques that the user names, by
 --use, in a plan file or in a script, are used at whatever level they have, and the plan states it; --exact refuses any
@@ -55,10 +55,10 @@ WORDS = {
     Exactness.CHANGED: "changed",
 }
 MEANINGS = {
-    Exactness.BITS: "the weights are those of plain training, bit for bit",
-    Exactness.ROUNDING: "the same arithmetic as plain training, rounded in another order: not the same bits, and no further away than that",
-    Exactness.DISTRIBUTION: "dropout and the like draw other random numbers than plain training, from the same distribution",
-    Exactness.CHANGED: "the weights are not those of plain training",
+    Exactness.BITS: "the result is the one without techniques, bit for bit",
+    Exactness.ROUNDING: "the same arithmetic as without techniques in another order: it differs by rounding alone",
+    Exactness.DISTRIBUTION: "dropout and the like draw other random numbers than without techniques, from the same distribution",
+    Exactness.CHANGED: "the result is not the one without techniques",
 }
 ASKED = {
     level.name.lower(): level for level in (Exactness.BITS, Exactness.ROUNDING, Exactness.DISTRIBUTION)

@@ -91,12 +91,12 @@ class Figures:
     def __contains__(self, name: str) -> bool:
         return any(one.quantity.name == name for one in self.entries)
 
-    def measured(self, found: Mapping[str, float | None]) -> Figures:
+    def with_measured(self, found: Mapping[str, float | None]) -> Figures:
         """The same with measured values by name; figures not among them stay as they were."""
         return Figures(tuple(replace(one, measured=found.get(one.quantity.name, one.measured)) for one in self.entries))
 
     @property
-    def predicted(self) -> dict[str, float | None]:
+    def predictions(self) -> dict[str, float | None]:
         return {one.quantity.name: one.predicted for one in self.entries}
 
 

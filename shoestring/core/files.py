@@ -41,7 +41,7 @@ def try_lock(file: int, tries: int = 5) -> bool:
     return False
 
 
-def opened_and_locked(path: Path, flags: int, opener: Callable[[Path, int, int], int] = os.open) -> tuple[int, bool]:
+def open_and_lock(path: Path, flags: int, opener: Callable[[Path, int, int], int] = os.open) -> tuple[int, bool]:
     """Open a file and try to lock it; returns the file and whether it is locked.
 
     While we waited for the lock, its holder may have moved or deleted the file. A lock on a file that has lost its name
@@ -60,12 +60,12 @@ def opened_and_locked(path: Path, flags: int, opener: Callable[[Path, int, int],
 
 
 @contextmanager
-def held_to_append(path: Path) -> Iterator[int]:
+def lock_to_append(path: Path) -> Iterator[int]:
     """While inside, nobody else appends to this file; it is created if missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
     for _ in range(TRIES):
-        file, ours = opened_and_locked(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, regular)
+        file, ours = open_and_lock(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, regular)
         if ours:
             break
         os.close(file)
@@ -119,7 +119,7 @@ def draft_file(path: Path, folder: bool = False) -> Iterator[Path]:
         draft.mkdir(parents=True, exist_ok=True) if folder else draft.touch()
         return draft
 
-    _, file = made_and_held(make)
+    _, file = make_and_lock(make)
     try:
         yield draft
         for one in (*(draft.iterdir() if folder else ()), draft):
@@ -144,13 +144,13 @@ def write_whole(path: Path, data: bytes, asked: bool = False) -> None:
         draft.write_bytes(data)
 
 
-def made_and_held(make: Callable[[], Path]) -> tuple[Path, int]:
+def make_and_lock(make: Callable[[], Path]) -> tuple[Path, int]:
     """Create a private file or folder and lock it, if the file system has locks; retry if another process deleted it in
     between."""
     while True:
         path = make()
         try:
-            return path, opened_and_locked(path, os.O_RDONLY)[0]
+            return path, open_and_lock(path, os.O_RDONLY)[0]
         except FileNotFoundError:
             continue
         except OSError:
@@ -203,7 +203,7 @@ def temporary_folder() -> Iterator[Path]:
     """A private folder, deleted at the end; first those left by killed processes are deleted."""
     place = temporary_place()
     clear(Path(place).glob("shoestring-folder-*"))
-    path, file = made_and_held(lambda: Path(tempfile.mkdtemp(prefix="shoestring-folder-", dir=place)))
+    path, file = make_and_lock(lambda: Path(tempfile.mkdtemp(prefix="shoestring-folder-", dir=place)))
     try:
         yield path
     finally:

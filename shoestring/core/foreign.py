@@ -1,9 +1,9 @@
 """Inspect the user's objects without calling any of their methods.
 
 A model or a batch may hold anything: a tuple whose `len` raises, a list that counts its readers, an object with
-computed attributes.
-Torch never calls them, so neither do we: containers are read by the methods of the built-in class that they are or
-inherit from, and attributes from where Python stores them. A copy of a model shares with it whatever can't be copied.
+computed attributes. Torch never calls them, so neither do we: containers are read by the methods of the built-in class
+that they are or inherit from, and attributes from where Python stores them. A copy of a model shares with it whatever
+can't be copied.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from copy import deepcopy
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
+import torch
 from torch import nn
 
 # OrderedDict comes before dict, because it keeps an order of its own
@@ -95,8 +96,10 @@ def one_or_many(names: Any) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def copied_module(module: nn.Module, instead: Mapping[int, Any]) -> nn.Module:
+def copy_module(module: nn.Module, instead: Mapping[int, Any]) -> nn.Module:
     """A copy of a module; objects with an id in `instead` are replaced, and whatever can't be copied is shared."""
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise TypeError("the weights of a TorchScript module can't be copied for a try")
     try:
         return deepcopy(module, dict(instead))
     except Exception:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shoestring.core.cluster_file import read_cluster
-from shoestring.core.sums import LIBRARY, RING, Rate, Speeds, choose_algorithm, seconds, sent_bytes
+from shoestring.core.sum_costs import Rate, Speeds, choose_algorithm, seconds
+from shoestring.core.sums import LIBRARY, RING, sent_bytes
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,7 @@ def measured_group(
     machine: Hardware, name: str, count: int, ways: Mapping[str, tuple[Rate, ...]], memory: float, busy: bool = False
 ) -> Hardware:
     """The machine with measurements for `count` workers, stored under `name`. If other processes kept it busy,
-    algorithms can't be compared:
-    only the usual one, which is the first, is kept."""
+    algorithms can't be compared, so only the usual one, which is the first, is kept."""
     ways = dict(list(ways.items())[:1]) if busy else ways
     sums = {way: [(rate.per_byte, rate.per_message, rate.most) for rate in rates] for way, rates in ways.items()}
     link = (*sum_rate(Speeds(measured=ways), count), memory)

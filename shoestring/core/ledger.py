@@ -57,7 +57,7 @@ class Block:
     spilled: float = 0.0  # bytes that are not kept because they are offloaded to disk,
     ahead: float = 0.0  # and of the previous block, prefetched
 
-    def changed(self, **changes: float) -> Block:
+    def with_changes(self, **changes: float) -> Block:
         """`replace`, in a fraction of the time: a ranking makes millions of blocks."""
         new = object.__new__(Block)
         vars(new).update(vars(self), **changes)
@@ -80,7 +80,7 @@ class Blocks(Sequence[Block]):
         self.columns: dict[str, Column] = {} if columns is None else columns  # of the rows, before the changes
         self.changes: Mapping[str, Column] = changes or {}
 
-    def changed(self, **changes: Column) -> Blocks:
+    def with_changes(self, **changes: Column) -> Blocks:
         """The blocks with other numbers in these columns."""
         return Blocks(self.unchanged, self.columns, {**self.changes, **changes})
 
@@ -102,7 +102,7 @@ class Blocks(Sequence[Block]):
             return self.unchanged
         numbers = zip(*(column.tolist() for column in self.changes.values()), strict=True)
         return tuple(
-            row.changed(**dict(zip(self.changes, own, strict=True)))
+            row.with_changes(**dict(zip(self.changes, own, strict=True)))
             for row, own in zip(self.unchanged, numbers, strict=True)
         )
 
@@ -141,7 +141,7 @@ NUMBERS = tuple(
 
 def interpolate(none: Block, full: Block, share: float) -> Block:
     """The block at a fraction of the batch: what does not depend on the batch, plus that fraction of the rest."""
-    return full.changed(
+    return full.with_changes(
         **{name: getattr(none, name) + share * (getattr(full, name) - getattr(none, name)) for name in NUMBERS}
     )
 
@@ -285,7 +285,7 @@ class Ledger:
             (pieces - 1) / pieces * self.splitting.adding_seconds / max(held, 1.0)
         )  # per byte, the mean of all micro-batches
         blocks = tuple(  # a micro-batch's own gradient stands while it is added to the sum
-            part.changed(
+            part.with_changes(
                 gradient=0.0,
                 forward=share * part.forward,
                 backward=share * part.backward + adding * part.gradient,
@@ -312,7 +312,7 @@ class Ledger:
         share = own / workers.own if workers.own else factor
         empty = self.at_zero_batch or tuple(Block(block.name, block.inside) for block in self.blocks)
         blocks = tuple(
-            interpolate(none, full, share).changed(forward=share * full.forward, backward=share * full.backward)
+            interpolate(none, full, share).with_changes(forward=share * full.forward, backward=share * full.backward)
             for none, full in zip(empty, self.blocks, strict=True)
         )
         paces = ((1.0, 1.0), *((number * share, pace) for number, pace in self.splitting.paces if number * share > 1.0))

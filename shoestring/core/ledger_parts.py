@@ -128,8 +128,9 @@ class Workers:
 
 
 class Trait:
-    """Properties of a job that techniques depend on; those that have a dtype or a reason in them are made where they are
-    found. Texts, not an enum: answers are kept as sets of texts, and the codec writes an enum by its name."""
+    """Properties of a job that techniques depend on. A property that names a dtype or a reason is written where it is
+    found. They are texts, not an enum, because cached answers are sets of texts and the codec would write an enum by
+    its name."""
 
     DRAWS: Final = "draws"
     MIXES_SAMPLES: Final = "mixes samples"

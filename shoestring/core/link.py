@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from shoestring.core.absent import Absent
-from shoestring.core.sums import BY_MESSAGES, LIBRARY, MEMORY, Speeds, room, sent_bytes, sums_of
+from shoestring.core.sum_costs import Speeds, sums_of
+from shoestring.core.sums import BY_MESSAGES, LIBRARY, MEMORY, room, sent_bytes
 
 ORDERED = ("x86_64", "AMD64", "i686")  # processors on which all cores see writes in the order in which they were made
 ADDED = {torch.float32, torch.float64, torch.int64, torch.uint8}  # dtypes that can be summed in shared memory

@@ -26,8 +26,7 @@ class Local:
     statistics      what happens to batch norm's running statistics: "averaged" (by records), "local" (every device keeps its own) or
                     "frozen" (normalisation uses the model's initial statistics). "": averaged, or frozen with an epsilon
     clip, schedule  largest global norm of a step's gradients, and a rate schedule over the steps of one round, which
-    starts anew in
-                    every round; by default those of the Job
+                    starts anew in every round; by default those of the Job
     """
 
     epochs: int = 1

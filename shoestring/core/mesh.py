@@ -21,7 +21,7 @@ from math import prod
 
 from shoestring.core.coordinates import coordinates
 from shoestring.core.link import Link
-from shoestring.core.sums import Speeds
+from shoestring.core.sum_costs import Speeds
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,6 @@ class Mesh:
     def rank_at(self, place: Mapping[str, int]) -> int:
         return rank_at(self.sizes, place)
 
-    def ranks_along(self, axis: str) -> list[int]:
-        """The ranks of this worker's line, in order."""
-        return next(line for line in lines(self.sizes, axis) if self.link.rank in line)
-
     @property
     def drawing_alike(self) -> int:
         """Number of consecutive ranks that draw the same random numbers: a line along tensor, which differs only in
@@ -76,7 +72,7 @@ class Mesh:
         return self.link.rank // self.drawing_alike
 
     @property
-    def sent(self) -> int:
+    def bytes_sent(self) -> int:
         """Bytes that this worker has sent so far, over all links."""
         links = {id(link): link for link in (self.link, *self.axes.values())}
         return sum(link.sent for link in links.values())

@@ -14,11 +14,11 @@ from inspect import Parameter
 import torch
 from torch import nn
 
-from shoestring.core.called import known_signature
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.private import has_schedule, step_hooks
 from shoestring.core.seams import calls_user
+from shoestring.core.user_functions import known_signature
 
 WAY_OUT = (
     "give the Job schedule=lambda optimizer: torch.optim.lr_scheduler...(optimizer), which is saved in checkpoints and works with "
@@ -27,7 +27,7 @@ WAY_OUT = (
 
 
 @calls_user("optimizer")
-def made_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of the model's parameters that need a gradient."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not named:

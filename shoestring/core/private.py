@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -91,14 +92,13 @@ __all__ = [
     "all_gather",
     "arguments_of",
     "bit_generator",
-    "convolved_by_onednn",
     "dense_parts",
     "has_backward_hooks",
     "has_forward_hooks",
     "has_gradient_hooks",
     "has_memory",
     "has_schedule",
-    "made_at",
+    "is_onednn_convolution",
     "memory_format",
     "next_node_number",
     "node_number",
@@ -109,6 +109,7 @@ __all__ = [
     "own_parameters",
     "resize_storage",
     "results_of",
+    "sequence_number",
     "step_hooks",
     "storage_address",
     "storage_id",
@@ -185,17 +186,17 @@ def node_number() -> int | None:
     node: Any = torch._C._current_autograd_node()
     if node is None:
         return None
-    number = made_at(node)
+    number = sequence_number(node)
     return None if number < 0 or number >= 2**62 else number
 
 
-def made_at(node: Any) -> int:
+def sequence_number(node: Any) -> int:
     """The sequence number of an autograd node: rises within a thread as nodes are made. Leaves' nodes have a huge one,
     or -1."""
     return int(node._sequence_nr())
 
 
-def convolved_by_onednn(*convolution: Any) -> bool:
+def is_onednn_convolution(*convolution: Any) -> bool:
     """Whether oneDNN computes a convolution, given torch.convolution's arguments and the bias's shape. Of torch's two
     names for it, Python does not know the one for transposed convolutions; it follows the other."""
     torch_c: Any = torch._C
@@ -208,9 +209,32 @@ def storage_id(storage: torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
+def marks_of(parameter: nn.Parameter) -> dict[str, Any]:
+    """The attributes that somebody has set on a parameter."""
+    own = fake_attributes() if isinstance(parameter, FakeTensor) else frozenset()
+    return {name: value for name, value in vars(parameter).items() if name not in own}
+
+
+@cache
+def fake_attributes() -> frozenset[str]:
+    """The attributes of every fake parameter."""
+    with without_modes():
+        return frozenset(vars(nn.Parameter(FakeTensorMode().from_tensor(torch.empty(0)))))
+
+
 def storage_id_of(tensor: Tensor) -> int:
     """The id of a tensor's storage; equal for two tensors exactly if they share memory."""
     return storage_id(tensor.untyped_storage())
+
+
+def extent(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor in this process, and the end. Two storages may be the same memory (NumPy's arrays); a
+    fake one has only its identity, which stands far above all addresses."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    base = storage_address(tensor) or storage_id_of(tensor) << 64
+    width = tensor.element_size()
+    first = base + int(tensor.storage_offset()) * width
+    return first, first + int(reach + 1) * width * bool(tensor.numel())
 
 
 def write_count(tensor: Tensor) -> int:

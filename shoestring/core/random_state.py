@@ -51,19 +51,19 @@ class RandomStream:
     restored."""
 
     def __init__(self, number: int) -> None:
-        with kept():
+        with fork_rng():
             seed(number)
             self.state = state()
 
     def take(self, saved: State) -> None:
         """Continue from a saved state. It is tried at once, because it may be of a file that anybody wrote."""
-        with kept():
+        with fork_rng():
             restore(saved)
             self.state = state()
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        with kept():
+        with fork_rng():
             restore(self.state)
             try:
                 yield
@@ -72,8 +72,8 @@ class RandomStream:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """Restores the state of all generators afterwards, whatever is drawn inside."""
+def fork_rng() -> Iterator[None]:
+    """While inside, anything may be drawn: the state of all generators is restored afterwards, as by `torch.random.fork_rng`."""
     before = state()
     try:
         yield
@@ -87,7 +87,7 @@ def drawing_apart(found: Generator[T, None, None]) -> Iterator[T]:
     own = state()
     try:
         while True:
-            with kept():
+            with fork_rng():
                 restore(own)
                 try:
                     value = next(found)
@@ -96,6 +96,6 @@ def drawing_apart(found: Generator[T, None, None]) -> Iterator[T]:
                 own = state()
             yield value
     finally:
-        with kept():
+        with fork_rng():
             restore(own)
             found.close()  # its cleanup may draw, and may save its random state

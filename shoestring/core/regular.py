@@ -7,6 +7,7 @@ neither, so both are refused before they are opened.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 
@@ -82,3 +83,8 @@ def read_regular(path: str | Path) -> bytes:
         if (size := os.fstat(file.fileno()).st_size) > LARGEST:
             raise OSError(errno.EFBIG, f"its {size:,} bytes are more than any file of ours has", str(path))
         return file.read()
+
+
+def file_sha256(path: str | Path) -> str:
+    """The SHA-256 of a file's content."""
+    return hashlib.sha256(read_regular(path)).hexdigest()

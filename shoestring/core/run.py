@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.assignment import Assignment, OwnPart, own_part
-from shoestring.core.batch import Batch, moved, samples, split
-from shoestring.core.called import described, guard_loss
+from shoestring.core.batch import Batch, samples, split, to_device
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, default_forward
 from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, on_one_axis
-from shoestring.core.optimizer import made_optimizer
+from shoestring.core.optimizer import make_optimizer
 from shoestring.core.private import number_of
 from shoestring.core.run_state import RunState
 from shoestring.core.seams import calls_user
-from shoestring.core.stepping import UNDIVIDED, Stepping, tried_stepping
+from shoestring.core.stepping import UNDIVIDED, Stepping, try_stepping
+from shoestring.core.user_functions import guard_loss, value_text
 
 
 class StepNotes:
@@ -195,7 +195,7 @@ def add_up_shared(shared: Mapping[nn.Parameter, AddUp]) -> None:
         weight.grad = gradient if add_up(gradient, weight.grad is not None) else None
 
 
-def weighed(loss: Tensor, share: float) -> Tensor:
+def weighted_loss(loss: Tensor, share: float) -> Tensor:
     """A part of the batch's loss, weighted by its share of the batch's weight; NaN from a mean over nothing counts as
     zero."""
     return share * loss if share else 0.0 * loss.nan_to_num(0.0)
@@ -219,16 +219,16 @@ def clip_across_workers(run: Run, parameters: Sequence[nn.Parameter]) -> Tensor:
 
 def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Run:
     """Plain training, without techniques: what every technique is compared with."""
-    optimizer = made_optimizer(job, model)
+    optimizer = make_optimizer(job, model)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device = parameters[0].device
 
     @calls_user("model or loss")
     def gradients(run: Run, batch: Batch) -> Tensor:
-        here = moved(batch, device)
+        here = to_device(batch, device)
         value = run.loss(run.forward(run.model, here), here)
         if not isinstance(value, Tensor) or value.numel() != 1:
-            raise Mistake(f"the job's loss gave {described(value)}: it must be one number, the mean over the batch")
+            raise Mistake(f"the job's loss gave {value_text(value)}: it must be one number, the mean over the batch")
         if not value.requires_grad:
             raise Mistake(
                 "the job's loss depends on no weight that is trained, so there is nothing to train it by: look for detach(), "
@@ -264,5 +264,5 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
         OutsideSteps(evaluate=job.forward),
         RunTeam(job.mesh, own_part(job.mesh)),
         settings=RunSettings(job.steps, job.seed, job.clip),
-        stepping=cache(lambda: tried_stepping(job, optimizer, model)),
+        stepping=cache(lambda: try_stepping(job, optimizer, model)),
     )

@@ -56,7 +56,7 @@ class KeepsWeights(ABC):
 
     @property
     @abstractmethod
-    def kept(self) -> Mapping[str, StoredTensor]:
+    def weights_elsewhere(self) -> Mapping[str, StoredTensor]:
         """Those weights, by name."""
 
     def guarding(self) -> AbstractContextManager[object]:
@@ -82,11 +82,11 @@ class TrainsBeside(ABC):
     """Has weights that are trained beside the model's, without which a run can't be resumed."""
 
     @abstractmethod
-    def merged(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+    def merge(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
         """The model's weights by name, merged with what it trains beside them."""
 
     @abstractmethod
-    def told(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+    def digest_state(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
         """State included in the trained model's SHA-256."""
 
     @abstractmethod
@@ -112,7 +112,7 @@ class RecordsTimes(ABC):
 class MovesBytes(ABC):
     @property
     @abstractmethod
-    def moved(self) -> int:
+    def bytes_moved(self) -> int:
         """Bytes that it has moved to and from the disk so far."""
 
 
@@ -120,12 +120,12 @@ class LivesOnDisk(RunState, MovesBytes):
     """Run state in a file that only it can read; a checkpoint says what lies where in it."""
 
     @abstractmethod
-    def saved(self) -> None:
+    def note_saved(self) -> None:
         """A checkpoint that includes its state is safe on disk. Called before the next step."""
 
     @property
     @abstractmethod
-    def stored(self) -> int:
+    def bytes_stored(self) -> int:
         """Bytes that it stores on the disk."""
 
     @property

@@ -18,14 +18,14 @@ from shoestring.core.run_state import KeepsAverages, KeepsWeights, LivesOnDisk, 
 
 def stored_weights(run: Run) -> dict[str, StoredTensor]:
     """The weights that are not in memory, by name."""
-    return {name: one for part in run.state_that(KeepsWeights) for name, one in part.kept.items()}
+    return {name: one for part in run.state_that(KeepsWeights) for name, one in part.weights_elsewhere.items()}
 
 
 def weights(run: Run) -> dict[str, Any]:
     """The model's state by name: tensors and stored tensors, with what is trained beside them."""
     found: Mapping[str, Any] = {**run.model.state_dict(), **stored_weights(run)}
     for part in run.state_that(TrainsBeside):
-        found = part.merged(found)
+        found = part.merge(found)
     return dict(found)
 
 
@@ -33,7 +33,7 @@ def digest_state(run: Run) -> dict[str, Any]:
     """State included in the trained model's SHA-256: the model's state, or the part of it that a technique trains."""
     found: Mapping[str, Any] = {**run.model.state_dict(), **stored_weights(run)}
     for part in run.state_that(TrainsBeside):
-        found = part.told(found)
+        found = part.digest_state(found)
     return dict(found)
 
 
@@ -46,9 +46,9 @@ def result(run: Run) -> dict[str, Any]:
 
 
 @contextmanager
-def guarded_outside(run: Run) -> Iterator[None]:
-    """Guards job code that runs outside of a step (used in `OutsideSteps.usable`): refuses access to weights that are
-    not in memory."""
+def guard_outside(run: Run) -> Iterator[None]:
+    """While inside, refuse access to weights that are not in memory, by job code that runs outside of a step
+    (`OutsideSteps.usable`)."""
     with ExitStack() as stack:
         for part in run.state_that(KeepsWeights):
             stack.enter_context(part.guarding())
@@ -57,17 +57,17 @@ def guarded_outside(run: Run) -> Iterator[None]:
 
 def traffic(run: Run) -> int:
     """Bytes moved to and from the disk so far."""
-    found: list[int] = [part.moved for part in run.state_that(MovesBytes)]
+    found: list[int] = [part.bytes_moved for part in run.state_that(MovesBytes)]
     return sum(found)
 
 
-def stored(run: Run) -> int:
+def bytes_stored(run: Run) -> int:
     """Bytes of state on the disk."""
-    found: list[int] = [part.stored for part in run.state_that(LivesOnDisk)]
+    found: list[int] = [part.bytes_stored for part in run.state_that(LivesOnDisk)]
     return sum(found)
 
 
-def brought_home(run: Run) -> None:
+def bring_home(run: Run) -> None:
     """Bring all weights back into memory where possible, at the end of a run."""
     found = {
         name: torch.cat([piece.clone() for piece in one.pieces()]).view(one.shape)

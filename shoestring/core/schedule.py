@@ -24,13 +24,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from shoestring.core.assignment import Assignment
-from shoestring.core.called import known_signature
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.private import note_step_called, number_of
 from shoestring.core.run import Run
 from shoestring.core.run_state import RunState
 from shoestring.core.seams import calls_user
+from shoestring.core.user_functions import known_signature
 
 EXAMPLE = "schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)"
 
@@ -66,7 +66,7 @@ class Schedule(RunState):
         while self.times < due:
             self.step()
 
-    def validated(self, value: float) -> None:
+    def note_validation(self, value: float) -> None:
         """A validation found this value of the job's goal."""
         if self.unit == "validations":
             self.step(value)

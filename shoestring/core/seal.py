@@ -28,7 +28,7 @@ class Damaged(ValueError):
     """A file does not have its original content."""
 
 
-def sealed(data: Mapping[str, Any], key: bytes = b"") -> bytes:
+def seal(data: Mapping[str, Any], key: bytes = b"") -> bytes:
     """The bytes of a file that holds `data`."""
     assert KEY not in data, "the seal has this name"
     whole = json.dumps({KEY: "0" * 64} | dict(data), indent=2).encode()
@@ -45,13 +45,13 @@ def digest_but(whole: bytes, found: re.Match[bytes], key: bytes = b"") -> str:
     return digest.hexdigest()
 
 
-def unsealed(whole: bytes, ours: bool = True, key: bytes = b"") -> tuple[dict[str, Any], bool]:
+def unseal(whole: bytes, ours: bool = True, key: bytes = b"") -> tuple[dict[str, Any], bool]:
     """The content of a file, and whether its seal is intact. A file without a seal was written by a person, if it need
     not be `ours`.
 
-    >>> unsealed(sealed({"steps": 4}))
+    >>> unseal(seal({"steps": 4}))
     ({'steps': 4}, True)
-    >>> unsealed(sealed({"steps": 4}).replace(b": 4", b": 5"))
+    >>> unseal(seal({"steps": 4}).replace(b": 4", b": 5"))
     Traceback (most recent call last):
     shoestring.core.seal.Damaged: its content does not match its SHA-256
     """

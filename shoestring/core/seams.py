@@ -40,18 +40,18 @@ MARKS: dict[int, SeamMark] = {}  # by the id of the code object; two functions m
 
 def calls_user(what: str) -> Callable[[F], F]:
     """Marks a function that calls this part of the job: "model", "loss", "data"."""
-    return lambda function: marked(function, Seam.CALLS, what)
+    return lambda function: mark_seam(function, Seam.CALLS, what)
 
 
 def repeats_user(function: F) -> F:
-    return marked(function, Seam.REPEATS)
+    return mark_seam(function, Seam.REPEATS)
 
 
 def changes_user(function: F) -> F:
-    return marked(function, Seam.CHANGES)
+    return mark_seam(function, Seam.CHANGES)
 
 
-def marked(function: F, seam: Seam, what: str = "") -> F:
+def mark_seam(function: F, seam: Seam, what: str = "") -> F:
     code = function.__code__  # so this decorator must stand below all others
     MARKS[id(code)] = SeamMark(code, seam, what)
     return function

@@ -18,10 +18,10 @@ STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, `kill`, and a t
 Handler = Callable[[int, FrameType | None], None]
 
 
-def asked_by(number: int) -> str:
+def stop_reason(number: int) -> str:
     """Why a process stops, in words.
 
-    >>> asked_by(signal.SIGINT), asked_by(signal.SIGHUP)
+    >>> stop_reason(signal.SIGINT), stop_reason(signal.SIGHUP)
     ('interrupted (Ctrl-C)', 'asked to by SIGHUP')
     """
     return "interrupted (Ctrl-C)" if number == signal.SIGINT else f"asked to by {signal.Signals(number).name}"
@@ -43,7 +43,7 @@ def listen(handler: Handler) -> None:
 
 
 @contextmanager
-def handlers_restored() -> Iterator[None]:
+def restore_handlers() -> Iterator[None]:
     """Restores the handlers of stop signals afterwards."""
     before = {number: signal.getsignal(number) for number in STOP}
     try:
@@ -58,7 +58,7 @@ def handlers_restored() -> Iterator[None]:
 @contextmanager
 def listening(handler: Handler) -> Iterator[None]:
     """While inside, a stop signal calls `handler`."""
-    with handlers_restored():
+    with restore_handlers():
         listen(handler)
         yield
 

@@ -9,16 +9,19 @@ only if the update of a weight depends on that weight alone:
                one after the other, in chunks                                OffloadOptimizer
 
 An optimizer that divides by the norm of all gradients, counts its calls, or skips a step with any NaN gradient passes
-none of these tests, and one that divides by each weight's norm fails the last. Coupling that begins after more than
-LONG steps is not found.
+none of these tests, and one that divides by each weight's norm fails the last. Nor can a step be divided if weights
+share memory: moving one moves the other. Not found is coupling that begins after
+more than LONG steps, or in large models only for weights of many numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 
 import torch
 from torch import Tensor, nn, optim
@@ -27,7 +30,7 @@ from shoestring.core import random_state
 from shoestring.core.errors import error_sentence
 from shoestring.core.job import Job
 from shoestring.core.optimizer import takes_names
-from shoestring.core.private import without_modes
+from shoestring.core.private import extent, marks_of, without_modes
 
 # Elementwise optimizers: known because their code was read. A subclass may do anything else, and is tried
 ELEMENTWISE = (
@@ -44,10 +47,8 @@ ELEMENTWISE = (
     optim.Rprop,
 )
 BY_WEIGHT = (optim.Adafactor, optim.Muon, optim.SparseAdam)  # and these treat every weight independently
-SIDE = 4  # largest size of a stand-in's dimensions,
-WHOLE = (
-    1 << 20
-)  # or the weight's own sizes, where groups depend on sizes and all weights together have no more numbers than this
+NUMBERS = 1 << 17  # of all stand-ins together: they have the weights' own sizes, or these halved until they are as few
+WHOLE = 1 << 20  # the same where groups depend on sizes
 TRIED = 200  # most weights that get a gradient in a trial; of more, these many are chosen evenly
 LONG = 500  # steps of the trial for late effects; with the first and the last weight only
 SCALES = (
@@ -110,6 +111,14 @@ def only(optimizer: optim.Optimizer, parameters: Tensor | Sequence[Tensor], grou
         optimizer.param_groups = groups
 
 
+def parameter_like(parameter: nn.Parameter, values: Tensor) -> nn.Parameter:
+    """A parameter with other values and the same attributes, by which an optimizer may tell weights apart
+    (`parameter.no_decay = True`)."""
+    found = nn.Parameter(values, parameter.requires_grad)
+    vars(found).update(marks_of(parameter))
+    return found
+
+
 class Untried(Exception):
     """The optimizer can't be tried on stand-ins; the text says why."""
 
@@ -118,9 +127,11 @@ Gradients = list[list[Tensor | None]]  # [step][weight]
 History = list[list[Tensor]]  # [step][weight]: every weight before the first step and after each
 
 
-def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> Stepping:
+def try_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> Stepping:
     """How the job's optimizer step can be divided. `optimizer` is the model's; others like it are made for the
     trial."""
+    if shared := weights_in_one_place(model):
+        return Stepping(dict.fromkeys(StepDivision, shared))
     kind, own = type(optimizer).__name__, "step" not in vars(optimizer)  # own: its step was not replaced
     whole = {
         StepDivision.IN_PARTS: f"{kind} looks at whole weights, as far as is known, and parts of them would be stepped"
@@ -130,7 +141,7 @@ def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> St
     key = tuple((name, one.shape, one.dtype) for name, one in model.named_parameters() if one.requires_grad)
     if LAST and LAST[0][0] is job.optimizer and LAST[0][1] == key:
         return LAST[0][2]
-    with random_state.kept(), without_modes(), torch.enable_grad():
+    with random_state.fork_rng(), without_modes(), torch.enable_grad():
         try:
             reasons = SteppingTrial(job, optimizer, model).reasons()
         except Exception as error:
@@ -148,6 +159,22 @@ def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> St
     return LAST[0][2]
 
 
+def weights_in_one_place(model: nn.Module) -> str:
+    """Which trained weight shares numbers with another weight or buffer, in words; empty if none does. A weight with two
+    names is one weight."""
+    trained = {name for name, one in model.named_parameters() if one.requires_grad}
+    named = [*model.named_parameters(), *model.named_buffers()]
+    places = sorted((*extent(one), name) for name, one in named if one.layout is torch.strided)
+    for number, (_, end, one) in enumerate(places):
+        inside = takewhile(lambda place, end=end: place[0] < end, places[number + 1 :])  # type: ignore[misc]
+        for other in (name for _, _, name in inside if trained & {one, name}):
+            return (
+                f"{one} and {other} are two tensors in the same memory, so an update of one moves the other (to share a weight, "
+                f"use the same nn.Parameter twice)"
+            )
+    return ""
+
+
 # The last tried optimizer, with its weights and the result: plans are tried one after the other
 LAST: list[tuple[object, object, Stepping]] = []
 
@@ -161,18 +188,24 @@ class SteppingTrial:
         self.weights = {name: one for name, one in model.named_parameters() if one.requires_grad}
         names = {id(one): name for name, one in self.weights.items()}
         grouped = [[names[id(one)] for one in group["params"] if id(one) in names] for group in optimizer.param_groups]
-        self.side = SIDE
-        if self.groups(*self.made()) != grouped:
-            if sum(one.numel() for one in self.weights.values()) > WHOLE:
+        own = self.side = max((side for one in self.weights.values() for side in one.shape), default=1)
+        while self.side > 1 and self.numbers() > NUMBERS:
+            self.side //= 2
+        if self.groups(*self.make_stand_ins()) != grouped:
+            self.side = own
+            if self.numbers() > WHOLE:
                 raise Untried("its groups depend on the sizes of weights")
-            self.side = WHOLE
-            if self.groups(*self.made()) != grouped:
+            if self.groups(*self.make_stand_ins()) != grouped:
                 raise Untried("made again, it has other groups of weights")
 
-    def made(self) -> tuple[dict[str, nn.Parameter], optim.Optimizer]:
+    def numbers(self) -> int:
+        """How many numbers the stand-ins have."""
+        return sum(math.prod(min(side, self.side) for side in one.shape) for one in self.weights.values())
+
+    def make_stand_ins(self) -> tuple[dict[str, nn.Parameter], optim.Optimizer]:
         """New stand-ins, always the same, and an optimizer for them."""
         chance = torch.Generator().manual_seed(0)
-        stand_ins = {name: nn.Parameter(self.random(one, chance)) for name, one in self.weights.items()}
+        stand_ins = {name: parameter_like(one, self.random(one, chance)) for name, one in self.weights.items()}
         random_state.seed(0)
         made = self.job.optimizer(list(stand_ins.items()) if takes_names(self.job) else list(stand_ins.values()))
         known = set(map(id, stand_ins.values()))
@@ -260,15 +293,16 @@ class SteppingTrial:
         return [names[round(number * (len(names) - 1) / max(count - 1, 1))] for number in range(count)]
 
     def random_gradients(self, scales: Sequence[float], names: Sequence[str]) -> Gradients:
-        """Gradients for these weights, at a different scale for each; none for the others."""
+        """Gradients for these weights, at a different scale for each; none for the others. In each step the second half
+        of the weights has the next step's scale, for steps that depend on the largest gradient."""
         chance = torch.Generator().manual_seed(1)
-        wanted = set(names)
+        wanted, half = set(names), len(self.weights) / 2
         return [
             [
-                self.random(one, chance) * scale * (1 + number % 5) if name in wanted else None
+                self.random(one, chance) * pair[number >= half] * (1 + number % 5) if name in wanted else None
                 for number, (name, one) in enumerate(self.weights.items())
             ]
-            for scale in scales
+            for pair in zip(scales, (*scales[1:], *scales[:1]), strict=True)
         ]
 
     def gradients_with_nan(self) -> Gradients:
@@ -284,7 +318,7 @@ class SteppingTrial:
         found[1][next(number for number, one in enumerate(found[1]) if one is not None)] = None
         return found
 
-    def copied_gradient(self, gradient: Tensor | None) -> Tensor | None:
+    def copy_gradient(self, gradient: Tensor | None) -> Tensor | None:
         """A gradient as it is given to a weight: a copy, because optimizers may change it."""
         return (
             None if gradient is None else gradient.to_sparse(1) if self.sparse and gradient.dim() else gradient.clone()
@@ -294,13 +328,13 @@ class SteppingTrial:
 
     def together(self, gradients: Gradients) -> tuple[History, bool]:
         """All weights at once; and whether random numbers were drawn."""
-        stand_ins, optimizer = self.made()
+        stand_ins, optimizer = self.make_stand_ins()
         before = torch.get_rng_state()
         weights = list(stand_ins.values())
         found = [now(weights)]
         for step in gradients:
             for weight, gradient in zip(weights, step, strict=True):
-                weight.grad = self.copied_gradient(gradient)
+                weight.grad = self.copy_gradient(gradient)
             optimizer.step()
             found.append(now(weights))
         return found, not torch.equal(before, torch.get_rng_state())
@@ -308,18 +342,18 @@ class SteppingTrial:
     def in_turns(self, gradients: Gradients, freed: bool) -> History:
         """One weight after the other. `freed`: from last to first, with never more than one gradient; else all
         gradients are there."""
-        stand_ins, optimizer = self.made()
+        stand_ins, optimizer = self.make_stand_ins()
         group_of = {id(one): group for group in optimizer.param_groups for one in group["params"]}
         weights = list(stand_ins.values())
         found = [now(weights)]
         for step in gradients:
             pairs = list(zip(weights, step, strict=True))
             for weight, gradient in pairs:
-                weight.grad = None if freed else self.copied_gradient(gradient)
+                weight.grad = None if freed else self.copy_gradient(gradient)
             for weight, gradient in reversed(pairs) if freed else pairs:
                 if gradient is None or id(weight) not in group_of:
                     continue
-                weight.grad = self.copied_gradient(gradient)
+                weight.grad = self.copy_gradient(gradient)
                 with torch.no_grad(), only(optimizer, weight, group_of[id(weight)]):
                     optimizer.step()
                 weight.grad = None if freed else weight.grad
@@ -330,7 +364,7 @@ class SteppingTrial:
         """Half of the weights with one optimizer, the others with another."""
         middle, found = len(self.weights) // 2, []
         for begin, end in ((0, middle), (middle, len(self.weights))):
-            stand_ins, optimizer = self.made()
+            stand_ins, optimizer = self.make_stand_ins()
             weights = list(stand_ins.values())
             own = [now(weights[begin:end])]
             mine = set(map(id, weights[begin:end]))
@@ -338,7 +372,7 @@ class SteppingTrial:
                 group["params"] = [one for one in group["params"] if id(one) in mine]
             for step in gradients:
                 for weight, gradient in zip(weights[begin:end], step[begin:end], strict=True):
-                    weight.grad = self.copied_gradient(gradient)
+                    weight.grad = self.copy_gradient(gradient)
                 if mine:
                     optimizer.step()
                 own.append(now(weights[begin:end]))
@@ -349,9 +383,9 @@ class SteppingTrial:
         """The first half of every weight's numbers with one optimizer, the second half with another."""
         found = []
         for half in (0, 1):
-            stand_ins, optimizer = self.made()
+            stand_ins, optimizer = self.make_stand_ins()
             parts = {
-                id(one): nn.Parameter(one.detach().flatten().tensor_split(2)[half].clone())
+                id(one): parameter_like(one, one.detach().flatten().tensor_split(2)[half].clone())
                 for one in stand_ins.values()
             }
             for group in optimizer.param_groups:

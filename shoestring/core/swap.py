@@ -3,8 +3,7 @@ them.
 
 The factory runs unchanged, with the same kernels and random draws, so the values are those of a normal construction. A
 tensor that was not touched for a while is written to the file and its memory is freed; an operation that touches it
-again finds it in memory.
-Only one tensor at a time must fit.
+again finds it in memory. Only one tensor at a time must fit.
 """
 
 from __future__ import annotations

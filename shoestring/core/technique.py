@@ -1,9 +1,8 @@
 """A technique: a small frozen value with two pure functions, `cost` and `apply`.
 
-It is generic over its *subject*, which it changes (a training run, a model to make smaller), and over
-the subject's cost.
-A room has a base class for both, such as `training.technique.TrainingTechnique`; a technique inherits from that, is a
-frozen dataclass whose fields are its knobs, and overrides the defaults that do not fit.
+It is generic over its *subject*, which it changes (a training run, a model to make smaller), and over the subject's
+cost. A room has a base class for both, such as `training.technique.TrainingTechnique`; a technique inherits from that,
+is a frozen dataclass whose fields are its knobs, and overrides the defaults that do not fit.
 
 Contract: `apply` changes no field of the subject, the job or the links that it is given
 (tests/training/test_technique.py). One number, `order`, sorts techniques for `cost` and `apply` alike
@@ -32,6 +31,7 @@ class Technique(ABC, Generic[S, C]):
     why: ClassVar[str]  # what it is good for, in a few words
     order: ClassVar[int] = 100  # its position among a plan's techniques, for `cost` and `apply` alike
     exact: ClassVar[bool] = True  # whether the result is unchanged, unless `exactness` is more precise
+    on_request: ClassVar[bool] = False  # never chosen by the planner: used only if the user names it
 
     @abstractmethod
     def cost(self, cost: C, /) -> C:
@@ -44,7 +44,7 @@ class Technique(ABC, Generic[S, C]):
     @classmethod
     def choices(cls, cost: C, /) -> tuple[Self, ...]:
         """The settings worth trying; empty if it is only used on request."""
-        return (cls(),)
+        return () if cls.on_request else (cls(),)
 
     def refusal(self, cost: C, /) -> str:
         """Why it can't work here; empty if it can."""
@@ -59,7 +59,7 @@ class Technique(ABC, Generic[S, C]):
         return float("inf")
 
     @classmethod
-    def explained(cls, cost: C, /) -> tuple[Self, ...]:
+    def settings_to_explain(cls, cost: C, /) -> tuple[Self, ...]:
         """If no setting can be used: the settings for which the user is told why."""
         return cls.choices(cost)
 
@@ -69,7 +69,7 @@ class Technique(ABC, Generic[S, C]):
         return text(self)
 
     @property
-    def called(self) -> tuple[str, ...]:
+    def conflict_names(self) -> tuple[str, ...]:
         """All its names in the table of conflicts: its own first, and names that a room gives to several techniques at
         once."""
         return (type(self).__name__, self.label)
@@ -101,8 +101,8 @@ def applied(techniques: Iterable[Technique[S, Any]], subject: S) -> S:
 T = TypeVar("T", bound=Technique[Any, Any])
 
 
-def described(technique: Technique[Any, Any]) -> dict[str, Any]:
-    """A technique as plain data; `built` makes it again."""
+def technique_json(technique: Technique[Any, Any]) -> dict[str, Any]:
+    """A technique as plain data; `technique_from` makes it again."""
     knobs: dict[str, Any] = asdict(technique) if is_dataclass(technique) and not isinstance(technique, type) else {}
     return {"name": type(technique).__name__, "knobs": knobs}
 
@@ -113,11 +113,11 @@ def text(technique: Technique[Any, Any]) -> str:
     defaults: dict[str, Any] = (
         {field.name: field.default for field in fields(technique)} if is_dataclass(technique) else {}
     )
-    knobs = {name: value for name, value in described(technique)["knobs"].items() if value != defaults.get(name)}
+    knobs = {name: value for name, value in technique_json(technique)["knobs"].items() if value != defaults.get(name)}
     return f"{type(technique).__name__}({', '.join(f'{name}={value!r}' for name, value in knobs.items())})"
 
 
-def built(name: str, knobs: Mapping[str, Any], catalogue: Iterable[type[T]]) -> T:
+def technique_from(name: str, knobs: Mapping[str, Any], catalogue: Iterable[type[T]]) -> T:
     kinds = {kind.__name__: kind for kind in catalogue}
     check_name(name, kinds)
     kind: Any = kinds[name]
@@ -143,7 +143,7 @@ def check_types(kind: type, knobs: Mapping[str, Any]) -> None:
             raise Unreadable(f"{name} is {str(value)[:40]}")
 
 
-def parsed(written: str, catalogue: Iterable[type[T]]) -> T:
+def parse_technique(written: str, catalogue: Iterable[type[T]]) -> T:
     """The technique that a user wrote, such as Checkpoint(every=2)."""
     name, knobs = call_of(written)
-    return built(name, knobs, catalogue)
+    return technique_from(name, knobs, catalogue)

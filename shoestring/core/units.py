@@ -123,6 +123,8 @@ def unit_text(value: float, unit: str) -> str:
 
     >>> unit_text(2048, "bytes"), unit_text(0.5, "seconds"), unit_text(0.998, "share"), unit_text(1200, "requests/s"), unit_text(3, "")
     ('2.00 KiB', '500 ms', '99.8 %', '1,200 requests/s', '3')
+    >>> unit_text(4561.34, "requests/s")
+    '4,561 requests/s'
     """
     if unit == "bytes":
         return bytes_text(value)
@@ -130,7 +132,7 @@ def unit_text(value: float, unit: str) -> str:
         return seconds_text(value)
     if unit == "share":
         return f"{100 * value:.4g} %"
-    return f"{value:,.6g} {unit}".strip()
+    return f"{round(value) if unit and value >= 1000 else value:,.6g} {unit}".strip()
 
 
 DIGITS = 15  # most behind the point

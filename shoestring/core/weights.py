@@ -50,10 +50,10 @@ class Weights:
         object.__setattr__(self, "files", tuple(os.fspath(one) for one in given))
         object.__setattr__(self, "new", new)
 
-    def renamed(self, name: str) -> str:
+    def model_name(self, name: str) -> str:
         """The model's name for a name in a file.
 
-        >>> Weights("a", "bert.", "encoder.").renamed("bert.layer.0"), Weights("a", "bert.").renamed("head.bias")
+        >>> Weights("a", "bert.", "encoder.").model_name("bert.layer.0"), Weights("a", "bert.").model_name("head.bias")
         ('encoder.layer.0', 'head.bias')
         """
         return self.add_prefix + name.removeprefix(self.remove_prefix) if name.startswith(self.remove_prefix) else name
@@ -61,7 +61,7 @@ class Weights:
     def is_new(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.new)
 
-    def written(self) -> str:
+    def as_code(self) -> str:
         """How it is written in a job."""
         files = repr(self.files[0] if len(self.files) == 1 else list(self.files))
         knobs = [

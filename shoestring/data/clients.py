@@ -12,7 +12,7 @@ from shoestring.core.clients import Clients, ClientSubset, Named
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.data.kinds import is_listed, is_mapped
-from shoestring.data.partition import shuffled
+from shoestring.data.partition import permutation
 
 CALLS_USER = "clients"  # core/seams.py
 
@@ -93,4 +93,4 @@ def sample_clients(everybody: Clients, count: int, seed: int) -> Clients:
         raise Mistake(
             f"--clients {count:,}, and the job has {len(everybody):,}: give {len(everybody):,} or fewer, or leave it out"
         )
-    return ClientSubset(everybody, shuffled(len(everybody), seed)[:count].sort().values)
+    return ClientSubset(everybody, permutation(len(everybody), seed)[:count].sort().values)

@@ -83,7 +83,7 @@ def training_forms(data: ByIdentity, collate: ByIdentity) -> tuple[str, str]:
         if is_mapped(made) or (is_listed(made) and collate.value is not None):
             first = made[0]
             sample = form(first)
-            batch = form((collate.value or default_collate)([first]))
+            batch = form((default_collate if collate.value is None else collate.value)([first]))
         elif is_listed(made):
             batch = form(made[0])
         elif isinstance(made, DataLoader) and (is_mapped(made.dataset) or is_listed(made.dataset)):
@@ -101,7 +101,7 @@ def held_out_collate(job: Job, made: Any) -> Collate | None:
     if found == batch != sample:
         return None
     if found == sample != batch:
-        return job.collate or default_collate
+        return default_collate if job.collate is None else job.collate
     if job.collate is None and batch and form_of_one(made[0]) == batch:
         raise Mistake(
             f"held_out in the Job is a list of samples, each {found}, and the job trains on batches, each {batch}: make "

@@ -27,13 +27,14 @@ from functools import cached_property
 from typing import Any
 
 from shoestring.core.assignment import Assignment, OwnPart, own_part
-from shoestring.core.batch import Batch, piece_bounds
-from shoestring.core.called import described
+from shoestring.core.batch import Batch
+from shoestring.core.data_objects import generators_in, is_data
 from shoestring.core.errors import Mistake
-from shoestring.core.given import generators_in, is_data
 from shoestring.core.job import Job
 from shoestring.core.random_state import RandomStream
 from shoestring.core.schedule import UNKNOWN_STEPS, takes_steps
+from shoestring.core.sums import cut_range
+from shoestring.core.user_functions import value_text
 from shoestring.data.fetch import AHEAD, OF_SAMPLES, BatchRequest, Fetchers, SampleDataset
 from shoestring.data.kinds import is_listed, is_mapped, loading_processes
 from shoestring.data.rounds import Rounds
@@ -59,7 +60,7 @@ class Feed:
             self.data = factory() if callable(factory) else factory
         if not is_data(self.data):
             raise Mistake(
-                f"the job's data give {described(self.data)}: batches (a list, a DataLoader, an iterator) or a data set are needed"
+                f"the job's data give {value_text(self.data)}: batches (a list, a DataLoader, an iterator) or a data set are needed"
             )
         samples = (
             is_listed(self.data) and job.collate is not None
@@ -166,25 +167,25 @@ class Feed:
         """A part of the batch whose samples are known."""
         self.assignment.idle = part >= len(self.whole)
         if self.fetchers is not None and self.next_fetched is None and type(self.assignment) is OwnPart:
-            self.fetchers.begin(self.wanted_from(number, part))
+            self.fetchers.begin(self.requests_from(number, part))
             self.next_fetched = number, part
         if self.fetchers is not None and self.next_fetched == (number, part):
             self.next_fetched = number + 1, part
             return self.fetchers.next()
-        return self.samples.fetched(self.batch_request(number, part, self.whole))
+        return self.samples.fetch(self.batch_request(number, part, self.whole))
 
     def batch_request(self, number: int, part: int, chosen: list[int]) -> BatchRequest:
         """A part of a batch by its samples. A worker without any takes a sample that does not count."""
-        begin, end = piece_bounds(len(chosen), min(self.assignment.parts, len(chosen)))[
+        begin, end = cut_range(0, len(chosen), min(self.assignment.parts, len(chosen)))[
             part if part < len(chosen) else 0
         ]
         return BatchRequest(number, part, number // max(self.length, 1), chosen[begin:end])
 
-    def wanted_from(self, begin: int, part: int) -> Iterator[BatchRequest]:
+    def requests_from(self, begin: int, part: int) -> Iterator[BatchRequest]:
         for number, chosen in enumerate(self.chosen_samples(begin), begin):
             yield self.batch_request(number, part, chosen)
 
-    def held(self) -> tuple[object, ...]:
+    def references(self) -> tuple[object, ...]:
         """Everything it keeps besides the last returned part: the data, an iterator over them, a batch fetched ahead,
         and the whole of a batch that workers share."""
         rounds = self.rounds

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from shoestring.core import random_state
 from shoestring.core.batch import Batch
-from shoestring.core.blame import blamed
+from shoestring.core.blame import blame_for
 from shoestring.core.errors import Mistake, error_sentence
 from shoestring.core.random_state import RandomStream
 from shoestring.data.kinds import begin_epoch
@@ -61,19 +61,19 @@ class SampleDataset(Dataset[Any]):
         """Called in a fetching process."""
         try:
             random_state.seed(self.seed_of(wanted))
-            return self.made(wanted)
+            return self.make_batch(wanted)
         except Exception as error:
-            place = blamed(error).place
+            place = blame_for(error).place
             return FetchFailure(
                 str(error) if isinstance(error, Mistake) else f"the job failed in {place}: {error_sentence(error)}"
             )
 
-    def fetched(self, wanted: BatchRequest) -> Batch:
+    def fetch(self, wanted: BatchRequest) -> Batch:
         """Called in this process."""
         with RandomStream(self.seed_of(wanted)).drawing():
-            return self.made(wanted)
+            return self.make_batch(wanted)
 
-    def made(self, wanted: BatchRequest) -> Batch:
+    def make_batch(self, wanted: BatchRequest) -> Batch:
         if wanted.epoch != self.epoch:
             begin_epoch(self.data, wanted.epoch)
             self.epoch = wanted.epoch
@@ -94,7 +94,7 @@ class SampleDataset(Dataset[Any]):
                 raise
             kind = type(self.data[wanted.samples[0]]).__name__
             raise Mistake(
-                f"collate fails on elements of a list of the job's data, each a {kind}, in {blamed(error).place}: "
+                f"collate fails on elements of a list of the job's data, each a {kind}, in {blame_for(error).place}: "
                 f"{error_sentence(error)}; {OF_SAMPLES}; if they are samples, correct collate"
             ) from error
 

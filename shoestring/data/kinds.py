@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from shoestring.core.data_objects import generators_in, has_state
 from shoestring.core.errors import Mistake
-from shoestring.core.given import generators_in, has_state
 
 CALLS_USER = "data"  # core/seams.py
 
@@ -31,7 +31,7 @@ def is_mapped(data: Any) -> bool:
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not is_listed(data) and not has_state(data)
 
 
-def said_length(data: Any) -> int:
+def stated_length(data: Any) -> int:
     """Batches per round, by the data's own length; 0: they do not say."""
     try:
         return len(data)

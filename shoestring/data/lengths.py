@@ -30,9 +30,9 @@ from torch.utils.data import DataLoader
 from shoestring.core import random_state
 from shoestring.core.assignment import Assignment
 from shoestring.core.batch import Batch, leaves
+from shoestring.core.data_objects import GivenData
 from shoestring.core.errors import Mistake
 from shoestring.core.foreign import attributes_of
-from shoestring.core.given import GivenData
 from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import dense_parts

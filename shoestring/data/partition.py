@@ -36,7 +36,7 @@ class Iid:
 
     def clients(self, data: Any, count: int, seed: int) -> Clients:
         check_count(data, count, 1, "Iid()")
-        return deal_samples(data, even_sizes(len(data), count), shuffled(len(data), seed))
+        return deal_samples(data, even_sizes(len(data), count), permutation(len(data), seed))
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class QuantitySkew:
         check_count(data, count, self.least, f"QuantitySkew({self.alpha:g})")
         left = len(data) - self.least * count
         sizes = parts(left, mix([self.alpha] * count, random.Random(seed))) + self.least
-        return deal_samples(data, sizes, shuffled(len(data), seed))
+        return deal_samples(data, sizes, permutation(len(data), seed))
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Dirichlet:
         else:
             table = self.divided_classes(torch.bincount(classes).tolist(), count, drawn)
         # Samples sorted by class, in random order within a class: device i takes the next table[i, c] of class c
-        order = shuffled(len(data), seed)
+        order = permutation(len(data), seed)
         order = order[classes[order].argsort(stable=True)]
         owners = torch.arange(count).repeat(table.shape[1]).repeat_interleave(table.T.flatten())
         return deal_samples(data, table.sum(1), order[owners.argsort(stable=True)])
@@ -157,7 +157,7 @@ def deal_samples(data: Any, sizes: Tensor, order: Tensor, names: tuple[str, ...]
     return Named(names, records) if names else Numbered(len(sizes), records)
 
 
-def shuffled(count: int, seed: int) -> Tensor:
+def permutation(count: int, seed: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 

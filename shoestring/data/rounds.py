@@ -15,8 +15,8 @@ from typing import Any
 
 from shoestring.core import random_state
 from shoestring.core.batch import Batch
-from shoestring.core.given import has_state
-from shoestring.data.kinds import begin_epoch, counts_right, said_length
+from shoestring.core.data_objects import has_state
+from shoestring.data.kinds import begin_epoch, counts_right, stated_length
 
 CALLS_USER = "data"  # core/seams.py
 
@@ -39,7 +39,7 @@ class Rounds:
         """`epochs`: how many the job asks for; `counted`: whether the end of a round must be known."""
         self.data, self.factory, self.epochs_asked = data, factory, epochs
         self.stateful = has_state(data)
-        self.length = said_length(
+        self.length = stated_length(
             data
         )  # batches per round, by the data's length while that was never wrong; 0: unknown
         self.looks_ahead = counted and not counts_right(data) and not (self.stateful and self.length)
@@ -53,7 +53,7 @@ class Rounds:
         """The next batch, of this round or the next. Raises StopIteration if there are no more."""
         if self.source is None:
             self.begin()
-        batch = self.taken()
+        batch = self.next_batch()
         if batch is END:
             batch = self.first_of_next()
         self.in_round += 1
@@ -67,7 +67,7 @@ class Rounds:
             self.round_over = self.in_round == self.length
         return batch
 
-    def taken(self) -> Any:
+    def next_batch(self) -> Any:
         assert self.source is not None, "a round has begun"
         if self.ahead is None:
             return next(self.source, END)

@@ -19,7 +19,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from shoestring.core.errors import Mistake
-from shoestring.core.technique import built, described, parsed, text
+from shoestring.core.technique import parse_technique, technique_from, technique_json, text
 from shoestring.federated.catalogue import CATALOGUE
 from shoestring.federated.plugin import TECHNIQUES
 from shoestring.federated.technique import FederatedTechnique
@@ -32,16 +32,16 @@ class AvailableTechniques:
 
     def parse(self, words: str) -> FederatedTechnique:
         """The technique spelled by the words of a `--use`, such as "FedAdam(lr=0.01)"."""
-        return next((one for one in self.instances if text(one) == words), None) or parsed(words, self.kinds)
+        return next((one for one in self.instances if text(one) == words), None) or parse_technique(words, self.kinds)
 
     def restore(self, name: str, knobs: Mapping[str, Any]) -> FederatedTechnique:
         """The technique that a saved plan describes."""
         same = (
             one
             for one in self.instances
-            if json.dumps(described(one), default=repr) == json.dumps({"name": name, "knobs": knobs})
+            if json.dumps(technique_json(one), default=repr) == json.dumps({"name": name, "knobs": knobs})
         )
-        return next(same, None) or built(name, knobs, self.kinds)
+        return next(same, None) or technique_from(name, knobs, self.kinds)
 
 
 def available_techniques(instances: Iterable[FederatedTechnique] = ()) -> AvailableTechniques:

@@ -8,7 +8,7 @@ from functools import partial
 
 from shoestring.core.exit_codes import DONE, NOT_KEPT
 from shoestring.show.output import say, screen
-from shoestring.show.run_end import reported, unfinished
+from shoestring.show.run_end import report_finished, report_unfinished
 from shoestring.show.ticker import ticking
 
 TYPE_CHECKING = False
@@ -33,7 +33,7 @@ LOOKING = "inspecting the clients and timing devices' work …"
 def run(command: FederateCommand, call: Call) -> int:
     from shoestring.federated.options import FederateOptions
     from shoestring.federated.task_command import check_task, run_task
-    from shoestring.training.commands.job_flags import AskedJob, JobLoader, asked_job, loaded
+    from shoestring.training.commands.job_flags import AskedJob, JobLoader, asked_job, load_job
 
     check_task(command)
     asked = FederateOptions.parsed(vars(command.asked))
@@ -45,21 +45,21 @@ def run(command: FederateCommand, call: Call) -> int:
     command.run.check()
     _ = command.run.cadence  # reports a mistake in it now
     if not training:
-        return run_task(command, call, loaded(call, given.path, given.flags, ROOM), asked)
+        return run_task(command, call, load_job(call, given.path, given.flags, ROOM), asked)
     if command.plan_only or command.verify:
-        return without_folder(command, call, loaded(call, given.path, given.flags, ROOM), asked)
+        return without_folder(command, call, load_job(call, given.path, given.flags, ROOM), asked)
     from dataclasses import replace
     from pathlib import Path
 
     from shoestring.core.codec import to_json
     from shoestring.jobfile import usual_values
     from shoestring.runs.request import request_for
-    from shoestring.runs.resume import new_folder, opened
+    from shoestring.runs.resume import new_folder, open_run
     from shoestring.show.run_end import session_of
 
     request = request_for(given.path, given.flags, None, command.use, False, None, room="federated")
     loader = JobLoader(call, given, command.run.run, ROOM)
-    held = opened(
+    held = open_run(
         Path(command.run.run) if command.run.run else new_folder(given.path.stem),
         replace(request, asked=to_json(asked)),
         given.path.read_bytes(),
@@ -105,7 +105,7 @@ def without_folder(command: FederateCommand, call: Call, job: Job, asked: Federa
         return DONE
     found = verify_plan(given, outcome.chosen)
     print(json.dumps(finite_json(found.as_json())) if call.json else verdict_text(found, screen(sys.stdout)))
-    return DONE if found.kept else NOT_KEPT
+    return DONE if found.holds else NOT_KEPT
 
 
 def run_federation(command: FederateCommand, call: Call, loader: JobLoader, session: Session) -> int:
@@ -129,7 +129,7 @@ def run_federation(command: FederateCommand, call: Call, loader: JobLoader, sess
         shower = RoundShower(call, line, given.rounds, given.asked.epsilon)
         try:
             with shower.ticker.running(not line.moves):
-                yield Onlooker(shower, shower.heard)
+                yield Onlooker(shower, shower.on_progress)
         finally:
             line.end()
 
@@ -138,10 +138,10 @@ def run_federation(command: FederateCommand, call: Call, loader: JobLoader, sess
     played = session.play(run)
     if played.report is None:
         assert played.ended is not None, "it ran"
-        return unfinished(call, command.run, session, played.ended.stopped, played.ended.unsaved)
+        return report_unfinished(call, command.run, session, played.ended.stopped, played.ended.unsaved)
     if played.ended is None:
         say(call, f"{session.folder.path} is finished; --fresh federates it anew")
-    return reported(call, command.run, played.report, session, print_report)
+    return report_finished(call, command.run, played.report, session, print_report)
 
 
 def print_report(report: Mapping[str, Any], page: Path) -> None:

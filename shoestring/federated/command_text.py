@@ -34,7 +34,7 @@ def federation_text(outcome: FederatedOutcome, given: Prepared, screen: Screen) 
     told = [
         *(f"note: {said}" for said in notes_on_privacy(given)),
         f"{given.population.count:,} clients, {given.population.per_round:,} a round, {given.rounds:,} rounds; "
-        f"{given.layout.trained:,} weights are sent each way",
+        f"{given.layout.trained_count:,} weights are sent each way",
         *[statistics_text(given)] * bool(given.layout.statistics.size),
         f"devices: {given.how.kind}, {given.how.chunk} at once in {given.processes} process{'es' * (given.processes > 1)}: "
         f"{given.how.why}",
@@ -83,7 +83,7 @@ class RoundShower:
             self.step = event
             self.seconds.append(event.seconds)
         elif isinstance(event, RoundFinished):
-            self.rounded(event)
+            self.on_round(event)
         elif isinstance(event, Validated):
             self.metrics = dict(event.metrics)
         elif isinstance(event, Warned):
@@ -91,7 +91,7 @@ class RoundShower:
         elif isinstance(event, Begun) and event.step and not self.call.json:
             self.line.say(f"going on after round {event.step} of {event.steps}: {event.how}")
 
-    def heard(self, number: int, done: int, given: int) -> None:
+    def on_progress(self, number: int, done: int, given: int) -> None:
         """Progress within a round: a line in a log if it takes long, or the moving line."""
         text = f"round {number} of {self.rounds}, {done} of {given} devices are done"
         if number != self.playing:
@@ -99,16 +99,16 @@ class RoundShower:
             self.ticker.begin(text)
         self.ticker.update(text)
         if self.line.moves and self.ticker.due and not self.call.json:
-            self.ticker.said()
+            self.ticker.note_line()
             self.line.show(self.ticker.doing)
 
-    def rounded(self, event: RoundFinished) -> None:
+    def on_round(self, event: RoundFinished) -> None:
         due = self.ticker.due
         if (self.call.json and not due) or not (
             self.line.moves or event.step % 10 in (0, 1) or event.step == self.rounds or due
         ):
             return
-        self.ticker.said()
+        self.ticker.note_line()
         assert self.step is not None, "a round is told of after its step"
         self.line.show(self.text(event, self.step)[: (screen_of(sys.stderr).width or 100_000) - 1])
 
@@ -140,10 +140,10 @@ def report_text(report: Mapping[str, Any], screen: Screen) -> str:
     """Predicted and measured figures, and the results."""
     from shoestring.core.units import bytes_text
     from shoestring.federated.quantities import FEDERATED
-    from shoestring.planning.quantities import compared
+    from shoestring.planning.quantities import compare_figures
     from shoestring.show.terminal import beside, number_text
 
-    lines = ["", beside(compared(report["predicted"], report["measured"], quantities=FEDERATED), screen), ""]
+    lines = ["", beside(compare_figures(report["predicted"], report["measured"], quantities=FEDERATED), screen), ""]
     if report["metrics"]:
         last = report["metrics"][-1]
         found = ", ".join(

@@ -24,7 +24,7 @@ from pathlib import Path
 from traceback import walk_tb
 from types import FrameType, TracebackType
 
-from shoestring.core.blame import ROOT, Blame, blamed
+from shoestring.core.blame import ROOT, Blame, blame_for
 from shoestring.core.errors import Mistake
 
 LONGEST = 60  # characters of an exception's class name
@@ -68,14 +68,14 @@ def error_kind(error: BaseException) -> str:
     ...     error_kind(error)
     'KeyError in an unknown place'
     """
-    if isinstance(error, Mistake) and raised_by_us(error):
+    if isinstance(error, Mistake) and is_ours(error):
         return error.why if isinstance(error, UnusableRecords) else str(error)
-    return f"{error_class(error)} in {failed_at(error).place}"
+    return f"{error_class(error)} in {place_of_failure(error).place}"
 
 
-def failed_at(error: BaseException) -> Blame:
+def place_of_failure(error: BaseException) -> Blame:
     """Where an error was raised, by the lines whose files were imported."""
-    return blamed(error, stands_in_its_file)
+    return blame_for(error, stands_in_its_file)
 
 
 def stands_in_its_file(frame: FrameType) -> bool:
@@ -86,13 +86,13 @@ def stands_in_its_file(frame: FrameType) -> bool:
     return os.path.abspath(frame.f_code.co_filename) == os.path.abspath(file)
 
 
-def raised_by_us(error: BaseException) -> bool:
+def is_ours(error: BaseException) -> bool:
     """Whether our own code raised this error, so that its message is safe to show. An error raised while handling
     somebody else's is not safe: it may quote that one's message."""
     about = error.__cause__ or error.__context__
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     ours = bool(frames) and Path(frames[-1].f_code.co_filename).resolve().is_relative_to(ROOT)
-    return ours and (about is None or isinstance(about, WithheldError) or raised_by_us(about))
+    return ours and (about is None or isinstance(about, WithheldError) or is_ours(about))
 
 
 def withhold_text(error: BaseException) -> WithheldError:

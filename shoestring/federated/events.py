@@ -32,7 +32,7 @@ class RoundFinished(RoomEvent):
     simulated: float | None = left_out(None)  # simulated time of the round, in units of a typical device's work
 
     @classmethod
-    def measured(
+    def measured_figures(
         cls, told: Sequence[RoundFinished], seconds: Sequence[float], step_seconds: float
     ) -> Mapping[str, float]:
         """Bytes up and down per device and round, simulated seconds, and the epsilon of all rounds."""

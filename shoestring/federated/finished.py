@@ -9,7 +9,7 @@ from shoestring.federated.events import RoundFinished
 from shoestring.federated.fold import FederationReport
 from shoestring.federated.quantities import FEDERATED
 from shoestring.federated.runner import FederationResult
-from shoestring.planning.quantities import compared
+from shoestring.planning.quantities import compare_figures
 from shoestring.runs.event import Warned
 from shoestring.runs.history import metrics_of
 from shoestring.runs.report import Report
@@ -48,13 +48,13 @@ def finished_report(request: Request, told: Report, ended: FederationResult) -> 
             "before": [{"round": one.step, **one.before} for one in rounds if one.before],
             "after": [{"round": one.step, **one.after} for one in rounds if one.after],
             "turned_away": [
-                {"round": number, "name": name, "why": why} for number, name, why in found.turned_away[-MOST:]
+                {"round": number, "name": name, "why": why} for number, name, why in found.rejections[-MOST:]
             ],
             "predicted": predicted,
             "measured": measured_json(told),
             "off": {
                 one.quantity.name: one.off
-                for one in compared(predicted, told.measured, quantities=FEDERATED)
+                for one in compare_figures(predicted, told.measured, quantities=FEDERATED)
                 if one.off is not None
             },
             "techniques": [to_json(one) for one in plan.techniques or ()],

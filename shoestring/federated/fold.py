@@ -70,7 +70,7 @@ class FederationReport:
         return sum(one.missing for one in self.rounds)
 
     @property
-    def turned_away(self) -> list[tuple[int, str, str]]:
+    def rejections(self) -> list[tuple[int, str, str]]:
         """Rejected updates: round, device and reason."""
         return [(one.step, name, why) for one in self.rounds for name, why in one.rejected]
 

@@ -20,7 +20,7 @@ from shoestring.federated.room import ERROR, FederatedPlan, FederationDetails
 from shoestring.federated.simulation.cohort.method_choice import DEVICES, WORDS
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.private.release import noise_of
-from shoestring.planning.plan import named, read_plan
+from shoestring.planning.plan import read_plan, techniques_text
 
 
 def plan_in(
@@ -43,7 +43,7 @@ def plan_in(
 def unlike(techniques: Sequence[FederatedTechnique], wanted: Sequence[FederatedTechnique] | None, private: bool) -> str:
     """Why a stored plan's techniques do not match the request; empty if they do."""
     if wanted is not None and tuple(techniques) != tuple(wanted):
-        return f"its techniques are {named(techniques)}, and {named(wanted)} was asked for"
+        return f"its techniques are {techniques_text(techniques)}, and {techniques_text(wanted)} was asked for"
     if private and noise_of(techniques) is None:
         return "it has no noise, and an epsilon is asked for"
     clashes = (clash(one, other) for one, other in combinations(techniques, 2))

@@ -52,7 +52,7 @@ class Layout:
         return self.entries[-1].stop if self.entries else 0
 
     @cached_property
-    def trained(self) -> int:
+    def trained_count(self) -> int:
         """How many numbers of a row are trained weights; they come first."""
         return max((entry.stop for entry in self.entries if entry.trained), default=0)
 
@@ -65,7 +65,7 @@ class Layout:
     def statistics(self) -> Layout:
         """The layout of the statistics alone, as a row that begins at 0."""
         return Layout(
-            tuple(replace(entry, start=entry.start - self.trained) for entry in self.entries if not entry.trained)
+            tuple(replace(entry, start=entry.start - self.trained_count) for entry in self.entries if not entry.trained)
         )
 
     def marks(self, kind: StatisticKind) -> Tensor:

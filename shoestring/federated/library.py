@@ -18,7 +18,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import temporary_folder
 from shoestring.core.job import Job
 from shoestring.core.options import speaking_of_arguments
-from shoestring.core.random_state import kept as random_state_kept
+from shoestring.core.random_state import fork_rng as random_state_kept
 from shoestring.core.signals import deliver
 from shoestring.core.technique import text
 from shoestring.federated.available import available_techniques
@@ -27,7 +27,7 @@ from shoestring.federated.room import PlannedFederation
 from shoestring.federated.session import FederationRun, Onlooker
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.private.release import release_of
-from shoestring.jobfile import job_path, loaded_job, resolved_arguments, with_course
+from shoestring.jobfile import job_path, load_job, resolved_arguments, with_course
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event, Warned
@@ -35,10 +35,10 @@ from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.modules import imported_modules
 from shoestring.runs.options import RunOptions
 from shoestring.runs.request import Request, environment_now, request_for
-from shoestring.runs.resume import Resolved, opened
+from shoestring.runs.resume import Resolved, open_run
 from shoestring.runs.session import Session
 from shoestring.show.page import page
-from shoestring.show.run_end import believed_report
+from shoestring.show.run_end import check_report
 
 FORGOTTEN = (
     "what this federation spends of epsilon is kept nowhere, so the next one on the same people does not know of it, and its "
@@ -60,7 +60,7 @@ class Federated:
 
 @contextmanager
 def threads_kept() -> Iterator[None]:
-    """Restores the script's number of threads; a federation computes with one (`prepared`)."""
+    """Restores the script's number of threads; a federation computes with one (`prepare_federation`)."""
     before = torch.get_num_threads()
     try:
         yield
@@ -141,14 +141,14 @@ def federate(
     asked.check_private()
     kept = RunOptions(run, fresh, adopt, save_every, keep)
     kept.check()
-    made = job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)
+    made = job if isinstance(job, Job) else load_job(job_path(str(job)), flags)
     made = made if seed is None else with_course(made, {"seed": seed})
     used = None if use is None else tuple(use)
     names = None if used is None else tuple(one if isinstance(one, str) else text(one) for one in used)
     offers = available_techniques(one for one in used or () if not isinstance(one, str))
     with ExitStack() as stack:
         folder = Path(run) if run is not None else Path(stack.enter_context(temporary_folder()))
-        held = opened(
+        held = open_run(
             folder,
             replace(request_of(made, names, run), room="federated", asked=to_json(asked)),
             source_of(made),
@@ -190,7 +190,7 @@ def federate(
         model.load_state_dict(
             {name: weights[weights.metadata.get(f"alias {name}", name)] for name in model.state_dict()}
         )
-    with believed_report(held.folder.path):
+    with check_report(held.folder.path):
         losses = tuple(nan if loss is None else float(loss) for loss in report["losses"])
         metrics, before, after = (tuple(map(dict, report[name])) for name in ("metrics", "before", "after"))
     return Federated(model, losses, metrics, before, after, report)

@@ -79,8 +79,8 @@ def schedule_steps(job: Job, local: Local, optimizer: Any, steps: int, per_epoch
         )
     every = per_epoch if isinstance(made, PerEpoch) else 1
 
-    def stepped(done: int) -> None:
+    def step_schedule(done: int) -> None:
         if not done % every:
             scheduler.step()
 
-    return stepped
+    return step_schedule

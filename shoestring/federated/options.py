@@ -88,7 +88,7 @@ class FederateOptions:
 
 
 def parsed_budget(written: Mapping[str, Any]) -> Budget:
-    budget = Budget.parsed(
+    budget = Budget.parse(
         up=written["upload"],
         down=written["download"],
         seconds=written["time"],

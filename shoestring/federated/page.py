@@ -16,7 +16,7 @@ from shoestring.show.page.charts import Line
 from shoestring.show.page.drawing import strip
 from shoestring.show.page.room_page import Cell, RoomCell, RoomPage
 from shoestring.show.page.tiles import Tile
-from shoestring.show.page.words import counted, loss_text, short
+from shoestring.show.page.words import count_text, loss_text, short
 
 
 class FederatedPage(RoomPage[FederationReport]):
@@ -88,7 +88,7 @@ def round_tiles(own: FederationReport) -> Iterator[Tile]:
         yield privacy_tile(spent)
     if own.up:
         yield Tile("Sent up", bytes_text(own.up), f"{bytes_text(own.down)} down")
-    yield Tile("Missing", counted(own.missing, "time"), f"{len(own.turned_away):,} turned away")
+    yield Tile("Missing", count_text(own.missing, "time"), f"{len(own.rejections):,} turned away")
 
 
 def privacy_tile(spent: Privacy) -> Tile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-STYLE_OF_FEDERATED = """@media(min-width:40rem){.tiles.many{grid-template-columns:repeat(5,minmax(0,1fr))}}
+STYLE_OF_FEDERATED = """@media(min-width:40rem){.tiles.many{display:grid;grid-template-columns:repeat(5,minmax(0,1fr))}}
 .tiles svg{height:.375rem;border-radius:.1875rem;background:var(--line);margin-top:.3rem;max-width:8rem}
 @media(max-width:30rem){.compared tbody th{white-space:normal;overflow-wrap:normal}}
 .names th:first-child,.reasons td:nth-child(2){white-space:normal}

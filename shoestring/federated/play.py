@@ -87,7 +87,7 @@ def play(
                 totals.rejected.extend(arrived.rejected)
                 totals.restored.extend(arrived.restored)
                 totals.seconds = max(totals.seconds, arrived.seconds)
-                on_answer(totals.answered, totals.given)
+                on_answer(totals.answer_count, totals.given)
                 if arrived.sent is not None:
                     totals.count_sent(arrived.sent)
                     # The next group's devices may send through the same memory
@@ -138,7 +138,7 @@ class RoundTotals:
         self.measured: Counter[str] = Counter()  # devices by metric
 
     @property
-    def answered(self) -> int:
+    def answer_count(self) -> int:
         """Devices that answered, failed or are known to be missing."""
         return len(self.names) + len(self.missing) + len(self.rejected)
 

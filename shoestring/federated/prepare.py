@@ -91,7 +91,9 @@ class Prepared:
 
     def server_at(self, round: int, row: Tensor, state: Tensors) -> ServerState:
         """The server after `round` rounds, from the model's whole row."""
-        return ServerState(self.job.seed, round, row[: self.layout.trained], state, row[self.layout.trained :])
+        return ServerState(
+            self.job.seed, round, row[: self.layout.trained_count], state, row[self.layout.trained_count :]
+        )
 
     def devices(self, parts: Round, states: States | None = None) -> SimulatedDevices:
         return SimulatedDevices(
@@ -99,7 +101,7 @@ class Prepared:
         )
 
 
-def prepared(
+def prepare_federation(
     job: Job, asked: FederateOptions, model: nn.Module | None = None, how: MethodChoice | None = None
 ) -> Prepared:
     """Everything but the plan. `model`: what to begin from instead of the job's own; `how`: how devices worked in the run that goes on."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from shoestring.core import random_state
-from shoestring.core.batch import Batch, leaves, mapped
+from shoestring.core.batch import Batch, leaves, map_leaves
 from shoestring.core.job import Job
 from shoestring.federated.device_errors import UnusableRecords
 from shoestring.federated.seeds import generator_of
@@ -44,7 +44,7 @@ class Records:
             return None
         if (found := stacked_tensors(self.data)) is not None:
             return found
-        with random_state.kept():
+        with random_state.fork_rng():
             before = generator_states()
             try:
                 found, again = self.make_batch(range(len(self.data))), self.make_batch(range(1))
@@ -69,7 +69,7 @@ class Records:
         whole = self.whole
         if whole is None:
             return self.make_batch(numbers.tolist())
-        return mapped(lambda leaf: leaf[numbers], whole)
+        return map_leaves(lambda leaf: leaf[numbers], whole)
 
 
 def generator_states() -> tuple[object, ...]:

@@ -19,7 +19,7 @@ from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Order
 from shoestring.federated.simulation.cohort import MethodChoice, MethodDiffers, sequential_choice
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.private.release import NORM_OF_DEVICES, SHOWN_EXACTLY
-from shoestring.planning.choose import Chooser, asked_for, best_or_asked
+from shoestring.planning.choose import Chooser, best_or_asked, requested_candidate
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.planning.room import Candidate, Room
 
@@ -127,7 +127,7 @@ def traffic(given: Prepared, techniques: Sequence[FederatedTechnique], evidence:
     def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:
         import torch
 
-        whole = torch.cat([evidence.exact[0], torch.zeros(given.layout.size - given.layout.trained)])
+        whole = torch.cat([evidence.exact[0], torch.zeros(given.layout.size - given.layout.trained_count)])
         rows = whole.repeat(len(devices), 1)
         return Updates(
             tuple(one.name for one in devices),
@@ -165,7 +165,7 @@ def plan_federation(
             cost = plain_cost(given)
         cost = replace(cost, upload=budget.up or 0)
         room = FederatedRoom(given, cost, offers.kinds)
-        plain = room.confirm(asked_for((), cost))
+        plain = room.confirm(requested_candidate((), cost))
         outcome = best_or_asked(Chooser(room, cost), budget, plain, techniques)
         if given.asked.epsilon is not None:
             chosen = outcome.chosen

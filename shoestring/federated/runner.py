@@ -20,7 +20,7 @@ from shoestring.core.errors import Mistake, OverBudget, error_sentence
 from shoestring.core.job import target
 from shoestring.core.run import plain_run
 from shoestring.core.seams import calls_user
-from shoestring.core.signals import asked_by, listening
+from shoestring.core.signals import listening, stop_reason
 from shoestring.federated.events import RoundFinished
 from shoestring.federated.prepare import Prepared
 from shoestring.federated.room import FederatedPlan, doubt
@@ -42,7 +42,7 @@ from shoestring.runs.checkpoints import (
 )
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Begun, Event, Failed, Finished, Stopped, Validated, Warned
-from shoestring.runs.events import Events, event_of, record_of
+from shoestring.runs.event_log import Events, event_of, record_of
 from shoestring.runs.folder import Folder
 from shoestring.runs.history import History
 from shoestring.runs.initial_weights import fresh_model
@@ -191,7 +191,7 @@ class Runner:
     # Rounds
 
     def run(self) -> FederationResult:
-        with listening(self.asked_to_stop), ExitStack() as stack:
+        with listening(self.on_signal), ExitStack() as stack:
             stack.callback(self.events.close)
             stack.callback(self.saver.close)
             self.resume()
@@ -203,7 +203,7 @@ class Runner:
                         self.one_round()
             finally:
                 self.simulation.close()
-            return self.ended(why)
+            return self.end(why)
 
     def over(self) -> str:
         """Why there is no further round; empty if there is one."""
@@ -235,7 +235,7 @@ class Runner:
             )
         self.server = played.server
         self.saver.losses.append(played.loss)
-        told = events_of_round(played, before, time.perf_counter() - begun, self.spent())
+        told = events_of_round(played, before, time.perf_counter() - begun, self.privacy_figures())
         if self.given.job.validates and (last or self.round % self.every == 0):
             told.append(self.validate())
         self.keep_and_tell(told, last)
@@ -260,7 +260,7 @@ class Runner:
         last = self.round + 1 == self.given.rounds
         return self.failed + 1 >= FAILED or not (self.answered or (self.given.population.per_round == 1 and not last))
 
-    def spent(self) -> Mapping[str, float] | None:
+    def privacy_figures(self) -> Mapping[str, float] | None:
         """Epsilon spent by a private run; None if it is not private."""
         return self.ledger.spent_figures(exactly=self.round == self.given.rounds) if self.ledger else None
 
@@ -281,7 +281,7 @@ class Runner:
 
     def snapshot(self) -> Snapshot:
         private = (
-            {"ledger lines": self.ledger.opened.lines, "told": [record_of(one) for one in self.retold]}
+            {"ledger lines": self.ledger.ledger.lines, "told": [record_of(one) for one in self.retold]}
             if self.ledger
             else {}
         )
@@ -306,14 +306,14 @@ class Runner:
             self.round, weights, aliases, {"step": self.round, "parts": course, "model": {}, "on_disk": [], **state}
         )
 
-    def asked_to_stop(self, number: int, frame: Any) -> None:
+    def on_signal(self, number: int, frame: Any) -> None:
         """The first signal ends the run after this round and saves; a second one ends it at once."""
         if self.stop:
             os._exit(128 + number)
-        self.stop, self.signal = asked_by(number), number
+        self.stop, self.signal = stop_reason(number), number
 
     @calls_user("show")
-    def ended(self, why: str) -> FederationResult:
+    def end(self, why: str) -> FederationResult:
         self.saver.wait()
         if self.saver.saved_step != self.round:
             self.saver.save(self.snapshot)
@@ -333,18 +333,18 @@ class Runner:
             self.say(
                 Warned(
                     f"epsilon is spent after round {self.round}: the next round would exceed what this run may spend"
-                    f"{', or what all runs on the ledger may' * (self.ledger is not None and self.ledger.opened.limit is not None)}"
+                    f"{', or what all runs on the ledger may' * (self.ledger is not None and self.ledger.ledger.limit is not None)}"
                     f", so there is none"
                 )
             )
         if found := stagnation_warning([loss for loss in report_of(self.folder.path).curves.losses if isfinite(loss)]):
             self.say(Warned("; ".join(filter(None, (found, doubt(self.plan))))))
         self.given.layout.load(self.model, self.server.row)
-        shown = self.shown()
+        shown = self.show_result()
         self.say(Finished(self.round, "steps" if why == "rounds" else why))
         return FederationResult(self.round, why, weights_sha256(self.model.state_dict()), shown=shown)
 
-    def shown(self) -> str:
+    def show_result(self) -> str:
         """The result of the job's `show` for its model. If that fails (a diverged model, for example), the run is
         finished all the same."""
         try:

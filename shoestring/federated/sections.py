@@ -14,7 +14,7 @@ from shoestring.federated.fold import FederationReport
 from shoestring.runs.report import Report
 from shoestring.show.page.charts import Chart, Line
 from shoestring.show.page.render import NONE, renderer
-from shoestring.show.page.words import counted, loss_text, numbers, share_text, short
+from shoestring.show.page.words import count_text, loss_text, numbers, share_text, short
 
 render = renderer("shoestring.federated")
 MOST_ROWS, MOST_METRICS, MOST_NAME = 12, 3, 30  # limits that keep the page small
@@ -108,11 +108,11 @@ def participants(own: FederationReport) -> Markup:
     known, note = numbers(took.y), ""
     if known:
         mean = sum(known) / len(known)
-        note = f"{counted(int(known[-1]), 'device')} in the last round, {mean:,.1f} a round on average."
-    for count, said in ((own.missing, "missing"), (len(own.turned_away), "turned away")):
+        note = f"{count_text(int(known[-1]), 'device')} in the last round, {mean:,.1f} a round on average."
+    for count, said in ((own.missing, "missing"), (len(own.rejections), "turned away")):
         note += f" {count:,} {'was' if count == 1 else 'were'} {said} in all." if count else ""
-    lines = (took, *(line for line in others if line.known))
-    return Chart("participants", "Participants", note, lines, "round", rows="devices", zero=True, named=True).drawn()
+    lines = (took, *(line for line in others if line.has_values))
+    return Chart("participants", "Participants", note, lines, "round", rows="devices", zero=True, named=True).draw()
 
 
 def epsilon(own: FederationReport) -> Markup:
@@ -126,7 +126,7 @@ def epsilon(own: FederationReport) -> Markup:
     note += " It is about the weights: losses and metrics here are what the simulation sees."
     return Chart(
         "epsilon", "Privacy", note, (line,), "round", rows="epsilon", zero=True, named=True, budget=spent.budget
-    ).drawn()
+    ).draw()
 
 
 def traffic(own: FederationReport, report: Report) -> Markup:
@@ -142,7 +142,7 @@ def traffic(own: FederationReport, report: Report) -> Markup:
             of = "" if most is None else f", {'of' if one <= most else 'above the'} {bytes_text(most)} that it may"
             note += f" A device {does} {bytes_text(one)} a round{of}."
     rows = "all devices, so far"
-    return Chart("traffic", "Bytes up and down", note, lines, "round", "bytes", rows, zero=True, named=True).drawn()
+    return Chart("traffic", "Bytes up and down", note, lines, "round", "bytes", rows, zero=True, named=True).draw()
 
 
 def on_devices(own: FederationReport) -> Iterator[Markup]:
@@ -156,7 +156,7 @@ def on_devices(own: FederationReport) -> Iterator[Markup]:
             Line("before", "other", steps, [(one.before or {}).get(name) for one in told], dots=True),
             Line("after", "update", steps, [(one.after or {}).get(name) for one in told], dots=True),
         )
-        last = [f"{loss_text(line.points[-1][1])} {line.name}" for line in lines if line.known]
+        last = [f"{loss_text(line.points[-1][1])} {line.name}" for line in lines if line.has_values]
         shown = name[:MOST_NAME]
         yield Chart(
             f"devices {name}"[:80],
@@ -166,7 +166,7 @@ def on_devices(own: FederationReport) -> Iterator[Markup]:
             "round",
             rows=shown,
             named=True,
-        ).drawn()
+        ).draw()
 
 
 def simulated_time(own: FederationReport) -> Markup:
@@ -175,7 +175,7 @@ def simulated_time(own: FederationReport) -> Markup:
     known = numbers(line.y)
     mean = f"{loss_text(sum(known) / len(known))} a round on average, {sum(known):,.4g} in all" if known else ""
     note = f"In units of a usual device's work: {mean}."
-    return Chart("simulated", "Simulated time", note, (line,), "round", rows="usual device's work", zero=True).drawn()
+    return Chart("simulated", "Simulated time", note, (line,), "round", rows="usual device's work", zero=True).draw()
 
 
 @dataclass(frozen=True)
@@ -189,21 +189,21 @@ class Away:
 
 def tables(own: FederationReport) -> list[Markup]:
     """Missing and rejected devices, by name."""
-    return [one for one in (missing(own), turned_away(own)) if one]
+    return [one for one in (missing(own), rejections_section(own)) if one]
 
 
 def missing(own: FederationReport) -> Markup:
     found, many = own.away, len(own.rounds)
     rows = [Away(name, count, share_text(count / many)) for name, count in found[:MOST_ROWS]]
-    note = f"Devices did not answer {counted(own.missing, 'time')} in all. " if own.missing else ""
+    note = f"Devices did not answer {count_text(own.missing, 'time')} in all. " if own.missing else ""
     note += "Most often, of those whose names were noted:"
     return render("missing.html", note=note, rows=rows, more=len(found) - len(rows)) if rows else Markup()
 
 
-def turned_away(own: FederationReport) -> Markup:
-    found = own.turned_away
+def rejections_section(own: FederationReport) -> Markup:
+    found = own.rejections
     rows = [(f"{number:,}", name, why or NONE) for number, name, why in found[: -MOST_ROWS - 1 : -1]]
     went_on = f"the round went on without {'it' if len(found) == 1 else 'them'}"
-    note = f"{counted(len(found), 'update')} could not be used; {went_on}."
+    note = f"{count_text(len(found), 'update')} could not be used; {went_on}."
     note += f" The newest {len(rows)}:" if len(found) > len(rows) else ""
     return render("turned_away.html", note=note, rows=rows) if rows else Markup()

@@ -14,18 +14,18 @@ from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.extras import install_hint
 from shoestring.core.job import Job
 from shoestring.federated.available import AvailableTechniques, available_techniques
-from shoestring.federated.device_errors import Failure, error_class, failed_at, raised_by_us, withhold_text
+from shoestring.federated.device_errors import Failure, error_class, is_ours, place_of_failure, withhold_text
 from shoestring.federated.finished import finished_report
 from shoestring.federated.kept_plan import plan_in
 from shoestring.federated.options import FederateOptions
-from shoestring.federated.prepare import Prepared, prepared
+from shoestring.federated.prepare import Prepared, prepare_federation
 from shoestring.federated.room import FederatedOutcome, FederatedPlan, PlannedFederation, plan_federation
 from shoestring.federated.runner import FederationResult, Runner
 from shoestring.federated.techniques.private.release import check_room
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event, Planning, Warned
-from shoestring.runs.events import note
+from shoestring.runs.event_log import note
 from shoestring.runs.folder import Unusable
 from shoestring.runs.modules import note_modules
 from shoestring.runs.report import report_of
@@ -41,9 +41,9 @@ def blaming_the_job() -> Iterator[None]:
     except (OverBudget, MemoryError):
         raise
     except Failure as error:
-        found = failed_at(error)
+        found = place_of_failure(error)
         of_a_file = isinstance(error, (OSError, Unusable)) and found.ours  # of the run's folder, which has no records
-        if of_a_file or (isinstance(error, Mistake) and raised_by_us(error)):
+        if of_a_file or (isinstance(error, Mistake) and is_ours(error)):
             raise
         if found.ours:
             raise withhold_text(error) from None
@@ -59,7 +59,7 @@ def choose_plan(
     job: Job, asked: FederateOptions, use: Sequence[str] | None, offers: AvailableTechniques | None = None
 ) -> PlannedFederation:
     """The plan for these options."""
-    return plan_federation(prepared(job, asked), asked.budget, use, offers)
+    return plan_federation(prepare_federation(job, asked), asked.budget, use, offers)
 
 
 class Onlooker(NamedTuple):
@@ -88,7 +88,7 @@ class FederationRun(Execution[FederatedPlan, FederationResult]):
         return self.make_job()
 
     @cached_property
-    def asked(self) -> FederateOptions:
+    def options(self) -> FederateOptions:
         try:
             return from_json(FederateOptions, self.session.request.asked)
         except Unreadable as error:
@@ -99,27 +99,27 @@ class FederationRun(Execution[FederatedPlan, FederationResult]):
         """Before planning: check that the ledger has room for a new run."""
         folder = self.session.folder
         note(folder.path, Planning())
-        if self.asked.epsilon is not None and not newest_good(folder.checkpoints)[0]:
-            check_room(folder.path, self.asked.ledger, self.asked.ledger_epsilon)
+        if self.options.epsilon is not None and not newest_good(folder.checkpoints)[0]:
+            check_room(folder.path, self.options.ledger, self.options.ledger_epsilon)
 
     def read_plan(self, file: Mapping[str, Any]) -> FederatedPlan:
-        return plan_in(file, self.offers, self.session.request.use, self.asked.epsilon is not None)
+        return plan_in(file, self.offers, self.session.request.use, self.options.epsilon is not None)
 
     @blaming_the_job()
     def accept(self, kept: FederatedPlan) -> FederatedPlan:
         with self.planning():
-            self.given = prepared(self.job, self.asked, how=kept.details.how)
+            self.given = prepare_federation(self.job, self.options, how=kept.details.how)
         return kept
 
     @blaming_the_job()
     def choose(self) -> FederatedOutcome:
         use = self.session.request.use
         with self.planning():
-            planned = plan_federation(prepared(self.job, self.asked), self.asked.budget, use, self.offers)
+            planned = plan_federation(prepare_federation(self.job, self.options), self.options.budget, use, self.offers)
         self.given = planned.given
         return planned.outcome
 
-    def chosen(self, outcome: FederatedOutcome) -> None:
+    def note_plan(self, outcome: FederatedOutcome) -> None:
         assert self.given is not None, "it was prepared to be planned"
         self.show(PlannedFederation(outcome, self.given))
 

@@ -45,7 +45,7 @@ def with_statistics(subject: Round, layout: Layout, rule: StatisticsRule, initia
     `layout` and `initial` describe the whole row. Every device can make its initial numbers itself, from the job and
     its seed.
     """
-    trained, own = layout.trained, initial[layout.trained :]
+    trained, own = layout.trained_count, initial[layout.trained_count :]
     parts = subject.with_(layout=layout.weights, initial_weights=initial[:trained])
     if layout.size == trained:
         return parts

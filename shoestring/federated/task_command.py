@@ -62,7 +62,7 @@ def run_task(command: FederateCommand, call: Call, job: Job, asked: FederateOpti
     from dataclasses import replace
 
     from shoestring.core.codec import finite_json
-    from shoestring.federated.prepare import prepared
+    from shoestring.federated.prepare import prepare_federation
     from shoestring.federated.session import blaming_the_job
     from shoestring.federated.tasks.compare import Comparison
     from shoestring.federated.tasks.from_options import (
@@ -83,7 +83,7 @@ def run_task(command: FederateCommand, call: Call, job: Job, asked: FederateOpti
     settings: list[Any] = list(settings_of(options.settings)) if options.settings else [{}]
     say(call, "inspecting the clients and timing devices' work …")
     with blaming_the_job():
-        given = prepared(job, replace(asked, per_round=None))
+        given = prepare_federation(job, replace(asked, per_round=None))
     models = models_of(given, options.model or [])
     candidates = candidates_of(settings, list(models), not options.as_is)
     if options.task == "compare" and len(candidates) != 2:

@@ -29,7 +29,7 @@ from shoestring.federated.simulation.cohort.recording import AFTER
 from shoestring.federated.simulation.cohort.schedule import step_sizes
 from shoestring.federated.simulation.simulation import Simulation
 from shoestring.federated.technique import FederatedTechnique
-from shoestring.planning.plan import named
+from shoestring.planning.plan import techniques_text
 
 ROUNDS = 2
 MOST = 64  # rounds at most, for devices with very few steps
@@ -53,12 +53,12 @@ class FederatedVerdict:
     losses: tuple[tuple[float, float], ...]  # of every round: of the plain sequential loop, and of the plan
 
     @property
-    def kept(self) -> bool:
+    def holds(self) -> bool:
         return all(one.kept is not False for one in self.verdicts)
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "kept": self.kept,
+            "kept": self.holds,
             "rounds": self.rounds,
             "losses": list(map(list, self.losses)),
             "verdicts": [
@@ -83,7 +83,13 @@ def verify_plan(given: Prepared, plan: FederatedPlan) -> FederatedVerdict:
     if plan.techniques:
         plain, one_by_one = play_rounds(alone, (), ROUNDS)[0], play_rounds(alone, plan.techniques, ROUNDS)[0]
         verdicts.append(
-            verdict(f"{named(plan.techniques)} against the plain round", plan.exactness, plain, one_by_one, given.row)
+            verdict(
+                f"{techniques_text(plan.techniques)} against the plain round",
+                plan.exactness,
+                plain,
+                one_by_one,
+                given.row,
+            )
         )
     return FederatedVerdict(rounds, tuple(verdicts), tuple(zip(plain_losses, ours.losses, strict=True)))
 

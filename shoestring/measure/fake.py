@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.foreign import copied_module
+from shoestring.core.foreign import copy_module
 from shoestring.core.missing import grouped_mm
 from shoestring.core.private import (
     CTC_LOSSES,
@@ -40,6 +40,7 @@ from shoestring.core.private import (
     tree_leaves,
     tree_map,
 )
+from shoestring.core.stepping import parameter_like
 from shoestring.measure.layouts import WRONG, correct_layout
 
 REAL_LIMIT = 1 << 24  # bytes: a larger result is fake even if it depends on no weight
@@ -109,10 +110,10 @@ class Stage(DispatchMode):
     def perform(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operation, fake or real."""
         if has_fake(args) or (kwargs and has_fake(tuple(kwargs.values()))):
-            return self.faked(func, args, kwargs)
+            return self.run_fake(func, args, kwargs)
         if WRITTEN and not func.is_view and is_unknown((*args, *kwargs.values())):
             if func not in OVERWRITES or is_unknown(args[1:]) or args[0].nbytes < args[0].untyped_storage().nbytes():
-                return self.faked(func, args, kwargs)
+                return self.run_fake(func, args, kwargs)
             WRITTEN[storage_id_of(args[0])].unknown = False
         if self.building and func in RESERVE:
             with self.fake:
@@ -130,7 +131,7 @@ class Stage(DispatchMode):
                 SMALL.add(key)
         return func(*args, **kwargs)
 
-    def faked(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
         if func is READ_NUMBER:
@@ -139,7 +140,7 @@ class Stage(DispatchMode):
             real = tree_map(zeros_for_fake, (args, kwargs))
             func(*real[0], **real[1])
         if func in PROBED:
-            return self.probed(func, args, kwargs)
+            return self.probe(func, args, kwargs)
         for position in written_arguments(func):
             note_write(args[position] if position < len(args) else None)
         if func in IN_PLACE:
@@ -183,7 +184,7 @@ class Stage(DispatchMode):
         ]
         return made[0] if issubclass(kind, Tensor) else made if kind is list else tuple(made)
 
-    def probed(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def probe(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operation's result for zeros, as fake tensors: the true sizes where torch's meta function guesses
         wrong."""
         real = tree_map(zeros_for_fake, (args, kwargs))
@@ -206,16 +207,16 @@ class Stage(DispatchMode):
 
     def copy(self, model: nn.Module) -> nn.Module:
         """A copy of a real model with fake weights; the model itself is not changed."""
-        return copied_module(model, {id(parameter): self.weight(parameter) for parameter in model.parameters()})
+        return copy_module(model, {id(parameter): self.weight(parameter) for parameter in model.parameters()})
 
     def weight(self, parameter: nn.Parameter) -> nn.Parameter:
         if parameter.device.type == "meta":  # constructed there, to become real elsewhere
             with self.fake:
                 value = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype)
-            return nn.Parameter(value, parameter.requires_grad)
+            return parameter_like(parameter, value)
         if isinstance(parameter.data, FakeTensor):
             return parameter
-        return nn.Parameter(self.fake.from_tensor(parameter.data), parameter.requires_grad)
+        return parameter_like(parameter, self.fake.from_tensor(parameter.data))
 
 
 @contextmanager

@@ -162,7 +162,7 @@ def referents(one: Any, given: set[int]) -> Iterable[Any]:
     """The objects that an object refers to, as far as they may belong to a job."""
     kind = type(one)
     if kind is FunctionType:
-        return held_by_function(one) if id(one) in given or package_of(one.__globals__) != OURS else ()
+        return objects_of_function(one) if id(one) in given or package_of(one.__globals__) != OURS else ()
     if (
         kind is MethodType
         and id(one) not in given
@@ -207,7 +207,7 @@ def is_installed(package: str) -> bool:
     return type(origin) is str and not INSTALLED.isdisjoint(Path(origin).parts)
 
 
-def held_by_function(function: FunctionType) -> list[Any]:
+def objects_of_function(function: FunctionType) -> list[Any]:
     """The objects that a function holds: its closure, defaults and attributes, and the globals that its code names."""
     held = [function.__closure__, function.__defaults__, function.__kwdefaults__, function.__dict__]
     return held if is_of_library(function.__globals__) else [*held, *named_globals(function)]

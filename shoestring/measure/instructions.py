@@ -32,7 +32,7 @@ from importlib import metadata
 from pathlib import Path
 
 from shoestring.core.errors import Mistake
-from shoestring.measure.cache import cache_folder, read_kept, write_kept
+from shoestring.measure.cache import cache_folder, read_cached, write_cached
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 CAPS = ("AVX512_CORE_FP16", "AVX2")  # caps in the order in which they are tried if something fails without
@@ -114,7 +114,7 @@ def working_dtypes() -> tuple[Outcome, dict[str, str]]:
         "" if VARIABLE in SET else os.environ.get(VARIABLE, "")
     )  # a cap set by the user: respected as long as everything works under it
     path, key = outcomes_file(), machine_key()
-    kept = read_kept(path, Outcomes)
+    kept = read_cached(path, Outcomes)
     known = (
         {cap: one for cap, one in kept.outcomes.items() if one.keys() == TRIALS.keys()}
         if kept and kept.machine == key
@@ -129,7 +129,7 @@ def working_dtypes() -> tuple[Outcome, dict[str, str]]:
         if not any(known[cap].values()):
             break
     if fresh:
-        write_kept(path, Outcomes(key, known))
+        write_cached(path, Outcomes(key, known))
     best = min(found, key=lambda cap: sum(map(bool, found[cap].values())))  # the first of equals
     return found[best], {} if best == asked else {VARIABLE: best}
 

@@ -1,4 +1,4 @@
-"""Shared by techniques that intercept a model's code: replace a module's forward temporarily, and refuse missing
+"""For techniques that intercept a model's code: replace a module's forward temporarily, and refuse missing
 weights."""
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
-from shoestring.core.private import DispatchMode, storage_address, storage_id_of, tree_leaves
+from shoestring.core.private import DispatchMode, extent, tree_leaves
 
 
 @contextmanager
-def patched(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+def patch_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """While inside, the modules have these forwards."""
     before: dict[nn.Module, Any] = {module: module.__dict__.get("forward") for module in forwards}
     for module, forward in forwards.items():
@@ -115,13 +115,3 @@ class MemoryRanges:
         first, end = extent(tensor)
         place = bisect_left(self.found, (end,)) - 1
         return self.found[place][2] if place >= 0 and first < self.found[place][1] else ""
-
-
-def extent(tensor: Tensor) -> tuple[int, int]:
-    """The first byte of a tensor in this process, and the end. Two storages may be the same memory (NumPy's arrays); a
-    fake one has only its identity, which stands far above all addresses."""
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    base = storage_address(tensor) or storage_id_of(tensor) << 64
-    width = tensor.element_size()
-    first = base + int(tensor.storage_offset()) * width
-    return first, first + int(reach + 1) * width * bool(tensor.numel())

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoestring.core.private import SOFTMAX_BACKWARDS, TRAINING_BATCH_NORMS, convolved_by_onednn, memory_format
+from shoestring.core.private import SOFTMAX_BACKWARDS, TRAINING_BATCH_NORMS, is_onednn_convolution, memory_format
 
 aten = torch.ops.aten
 
@@ -91,7 +91,7 @@ def mask_gradients(func: Any, out: Any, args: Any) -> Any:
     asked = args[MASKED[func]]
     if func is not aten.convolution_backward.default:
         return out if asked[0] else (None, *out[1:])
-    if asked[1] or not asked[2] or not convolved_by_onednn(*args[1:3], None, *args[4:10], args[3]):
+    if asked[1] or not asked[2] or not is_onednn_convolution(*args[1:3], None, *args[4:10], args[3]):
         return out
     return out[0], torch.empty_like(args[2]), out[2]
 

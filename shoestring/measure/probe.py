@@ -21,7 +21,7 @@ from pathlib import Path
 
 from shoestring.core.hardware import Hardware
 from shoestring.core.sums import WAYS
-from shoestring.measure.cache import cache_folder, read_kept, write_kept
+from shoestring.measure.cache import cache_folder, read_cached, write_cached
 from shoestring.measure.instructions import cap_this_process, doubtful, working_dtypes
 from shoestring.measure.process import memory_all
 
@@ -222,7 +222,7 @@ def busy_now(seconds: float = 0.2) -> bool:
     return busy_share(begun, core_seconds()) > QUIET
 
 
-def measured_hardware(dtypes: bool) -> Hardware:
+def measure_hardware(dtypes: bool) -> Hardware:
     """This machine, measured now: takes some seconds; with dtypes, some more."""
     cap_this_process()  # before the first matrix product
     import torch
@@ -260,9 +260,9 @@ def hardware_file() -> Path:
     return cache_folder() / f"hardware-{platform.node()}-{torch.__version__}-{threads}.json"
 
 
-def kept_hardware() -> Hardware | None:
+def cached_hardware() -> Hardware | None:
     """The earlier measurement; None if there is none, it was made in another way, or for another device."""
-    found = read_kept(hardware_file(), Hardware)
+    found = read_cached(hardware_file(), Hardware)
     return found if found is not None and is_measured(found) and found.device == device_here() else None
 
 
@@ -303,7 +303,7 @@ def is_rate(numbers: Sequence[float]) -> bool:
 
 def remember(found: Hardware) -> None:
     """Keep a measurement for the next time. Which dtypes work is kept elsewhere, because it depends on other things."""
-    write_kept(hardware_file(), replace(found, dtypes={}, environment={}))
+    write_cached(hardware_file(), replace(found, dtypes={}, environment={}))
 
 
 def combine_measurements(kept: Hardware | None, new: Hardware) -> Hardware:
@@ -352,9 +352,9 @@ BELIEVED: set[Path] = set()  # files that this process has checked against the m
 def known_hardware(dtypes: bool = False) -> Hardware:
     """This machine, from the file if a cheap measurement agrees, else measured; `dtypes`: also which of them work."""
     cap_this_process()
-    path, found = hardware_file(), kept_hardware()
+    path, found = hardware_file(), cached_hardware()
     if found is None or (path not in BELIEVED and doubt(found, *glance(found.device), time.time())):
-        found = combine_measurements(found, measured_hardware(dtypes=False))
+        found = combine_measurements(found, measure_hardware(dtypes=False))
         remember(found)
     BELIEVED.add(path)
     return with_dtypes(found) if dtypes or doubtful() else found

@@ -280,7 +280,7 @@ class Tracker(DispatchMode):
             self.weightless.add(serial)
         self.note(serial, size)
 
-        def died(_: Any) -> None:
+        def note_death(_: Any) -> None:
             known = self.serials.get(address)
             if (
                 known is not None and known[0] == serial
@@ -288,7 +288,7 @@ class Tracker(DispatchMode):
                 del self.serials[address]
                 self.note(serial, -known[1])
 
-        self.serials[address] = (serial, size, weakref.ref(storage, died))
+        self.serials[address] = (serial, size, weakref.ref(storage, note_death))
         return serial
 
     def see_arguments(self, values: Iterable[Any]) -> None:
@@ -362,8 +362,8 @@ def watch_run(run: Run, tracker: Tracker, holders: Holders) -> Run:
     def forward(model: nn.Module, batch: Batch) -> Any:
         tracker.look(tracker.begin)
         with (
-            caches_noted(run, tracker.log.traits),
-            visits_told(
+            note_caches(run, tracker.log.traits),
+            report_visits(
                 run,
                 lambda name: tracker.look(tracker.enter, name),
                 lambda name, output: tracker.look(tracker.leave, output),
@@ -389,10 +389,10 @@ def watch_run(run: Run, tracker: Tracker, holders: Holders) -> Run:
 
 
 @contextmanager
-def visits_told(run: Run, enter: Callable[[str], None], leave: Callable[[str, Any], None]) -> Iterator[None]:
+def report_visits(run: Run, enter: Callable[[str], None], leave: Callable[[str, Any], None]) -> Iterator[None]:
     """While inside, `enter` gets the name of every block whose forward begins, and `leave` its name and output."""
 
-    def left(name: str, output: Any) -> None:  # must return None, or the hook would replace the output
+    def note_exit(name: str, output: Any) -> None:  # must return None, or the hook would replace the output
         leave(name, output)
 
     hooks = [
@@ -400,7 +400,7 @@ def visits_told(run: Run, enter: Callable[[str], None], leave: Callable[[str, An
         for name, block in run.blocks.items()
         for hook in (
             block.register_forward_pre_hook(lambda module, args, name=name: enter(name)),
-            block.register_forward_hook(lambda module, args, output, name=name: left(name, output)),
+            block.register_forward_hook(lambda module, args, output, name=name: note_exit(name, output)),
         )
     ]
     try:
@@ -411,8 +411,8 @@ def visits_told(run: Run, enter: Callable[[str], None], leave: Callable[[str, An
 
 
 @contextmanager
-def caches_noted(run: Run, traits: set[str]) -> Iterator[None]:
-    """While inside, a key-value cache that a block is given is noted as a trait."""
+def note_caches(run: Run, traits: set[str]) -> Iterator[None]:
+    """While inside, note as a trait that a block is given a key-value cache."""
 
     def look(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         if holds_cache((args, tuple(named.values()))):

@@ -16,7 +16,7 @@ def packed_bytes(count: int, bits: int, multiple: int | None = None) -> int:
     >>> packed_bytes(10, 3), packed_bytes(9, 4), packed_bytes(9, 4, multiple=2)
     (6, 8, 5)
     """
-    each = filled_to(bits, multiple)
+    each = padding_multiple(bits, multiple)
     return -(-count // each) * each * bits // EIGHT
 
 
@@ -31,7 +31,7 @@ def pack_bits(codes: Tensor, bits: int, multiple: int | None = None) -> Tensor:
     """
     if bits == EIGHT:
         return codes.to(torch.uint8)
-    rows = functional.pad(codes.to(torch.uint8), (0, -codes.shape[-1] % filled_to(bits, multiple)))
+    rows = functional.pad(codes.to(torch.uint8), (0, -codes.shape[-1] % padding_multiple(bits, multiple)))
     if EIGHT % bits == 0:
         each = EIGHT // bits
         places = rows.view(*rows.shape[:-1], rows.shape[-1] // each, each).unbind(-1)
@@ -39,7 +39,7 @@ def pack_bits(codes: Tensor, bits: int, multiple: int | None = None) -> Tensor:
         for number, codes_there in enumerate(places[1:], 1):
             whole |= codes_there << (bits * number)
         return whole
-    return torch.cat([packed_words(piece, bits) for piece in rows.split(PIECE, -1)], -1)
+    return torch.cat([pack_words(piece, bits) for piece in rows.split(PIECE, -1)], -1)
 
 
 def unpack_bits(stream: Tensor, bits: int, count: int) -> Tensor:
@@ -55,17 +55,17 @@ def unpack_bits(stream: Tensor, bits: int, count: int) -> Tensor:
         places = [stream & most, *((stream >> shift) & most for shift in range(bits, top, bits)), stream >> top]
         return torch.stack(places, -1).flatten(-2)[..., :count]
     pieces = stream.split(PIECE // EIGHT * bits, -1)
-    return torch.cat([unpacked_words(piece, bits) for piece in pieces], -1)[..., :count]
+    return torch.cat([unpack_words(piece, bits) for piece in pieces], -1)[..., :count]
 
 
-def packed_words(codes: Tensor, bits: int) -> Tensor:
+def pack_words(codes: Tensor, bits: int) -> Tensor:
     """In words of eight numbers, which use at most 56 bits."""
     eights = codes.view(*codes.shape[:-1], codes.shape[-1] // EIGHT, EIGHT).to(torch.int64)
     words = (eights << shifts(bits, codes)).sum(-1, keepdim=True)
     return ((words >> (EIGHT * torch.arange(bits, device=codes.device))) & 255).to(torch.uint8).flatten(-2)
 
 
-def unpacked_words(stream: Tensor, bits: int) -> Tensor:
+def unpack_words(stream: Tensor, bits: int) -> Tensor:
     words = torch.zeros(*stream.shape[:-1], stream.shape[-1] // bits, dtype=torch.int64, device=stream.device)
     for place, column in enumerate(stream.view(*words.shape, bits).unbind(-1)):
         words |= column.to(torch.int64) << (EIGHT * place)
@@ -77,7 +77,7 @@ def shifts(bits: int, like: Tensor) -> Tensor:
     return bits * torch.arange(EIGHT, device=like.device)
 
 
-def filled_to(bits: int, multiple: int | None) -> int:
+def padding_multiple(bits: int, multiple: int | None) -> int:
     found = multiple or (EIGHT if bits < EIGHT else 1)
     assert found * bits % EIGHT == 0, f"{found} numbers of {bits} bits end within a byte"
     return found

@@ -22,7 +22,7 @@ class Encoder(Protocol):
     def add(self, message: Tensor, total: Tensor, times: float = 1.0) -> None: ...  # total += times * decoded
 
 
-def owed(update: Tensor, kept: Tensor | None) -> Tensor:
+def update_with_error(update: Tensor, kept: Tensor | None) -> Tensor:
     """The update plus the error kept from earlier messages, if there is one of the same size."""
     return update if kept is None or kept.shape != update.shape else update + kept
 

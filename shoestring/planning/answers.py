@@ -34,8 +34,8 @@ from types import ModuleType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from shoestring.core.codec import to_json
-from shoestring.core.regular import read_regular
-from shoestring.measure.cache import cache_folder, read_kept, value_of, write_kept
+from shoestring.core.regular import file_sha256
+from shoestring.measure.cache import cache_folder, read_cached, value_of, write_cached
 from shoestring.measure.load import HELD_UP
 from shoestring.measure.tracker import Log
 
@@ -126,7 +126,7 @@ class MeasuredAnswers:
         if len(packed) > LARGEST:
             return
         files = {**self.files, **digests(own_modules())}
-        write_kept(self.place, KeptFile(VERSION, self.when, self.speed, files, packed))
+        write_cached(self.place, KeptFile(VERSION, self.when, self.speed, files, packed))
         with suppress(OSError):
             for old in sorted(self.place.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-MOST]:
                 old.unlink(missing_ok=True)
@@ -138,7 +138,7 @@ def open_answers(about: Mapping[str, Any], speed: float, fresh: bool = False) ->
     new = MeasuredAnswers(cache_folder() / "evidence" / f"{digest(about)[:32]}.json", speed, alike=alike, fresh=fresh)
     if fresh:
         return new
-    found = read_kept(new.place, KeptFile)
+    found = read_cached(new.place, KeptFile)
     if found is None or found.version != VERSION or max(found.speed, speed) > DRIFTED * min(found.speed, speed):
         return new
     answers = unpack_answers(found.answers)
@@ -195,7 +195,7 @@ def digests(files: Iterable[str]) -> dict[str, str]:
     found = {}
     for name in files:
         with suppress(OSError, ValueError):  # ValueError: an impossible path
-            found[name] = hashlib.sha256(read_regular(name)).hexdigest()
+            found[name] = file_sha256(name)
     return found
 
 

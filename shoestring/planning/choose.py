@@ -18,7 +18,7 @@ from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness
 from shoestring.core.technique import text
 from shoestring.core.units import limit_text, unit_text
-from shoestring.planning.plan import Outcome, Plan, named
+from shoestring.planning.plan import Outcome, Plan, techniques_text
 from shoestring.planning.room import TIED, C, Candidate, HasNumbers, P, Room, T, families
 
 NOISE = 0.08  # of the objective: two plans for the same question may differ by this much, because times are measured anew for each
@@ -65,7 +65,7 @@ class Chooser(Generic[T, C, P]):
             self.room.begin(ranked)
             fitting, passed = self.first_fitting(ranked, budget, known)
             best = fitting if fitting is not None else self.nearest(found, passed, budget, known)
-            if not budget.broken(best.numbers()):
+            if not budget.broken_limits(best.numbers()):
                 best = self.smaller(best, passed, budget, known)
                 return Outcome(
                     best,
@@ -91,7 +91,7 @@ class Chooser(Generic[T, C, P]):
         ):
             return None
         with suppress(Mistake):
-            one = asked_for(earlier, self.cost)
+            one = requested_candidate(earlier, self.cost)
             return one if one.exactness <= most else None
         return None
 
@@ -105,7 +105,7 @@ class Chooser(Generic[T, C, P]):
         for one in ranked:
             alike = self.room.errs_like(one)
             if (
-                budget.broken(one.numbers(), 1 / off.get(alike, 1.0))
+                budget.broken_limits(one.numbers(), 1 / off.get(alike, 1.0))
                 or not self.room.worth(one)
                 or self.has_failed(one)
             ):
@@ -115,14 +115,16 @@ class Chooser(Generic[T, C, P]):
             )
             if plan is None:
                 continue
-            if not budget.broken(plan.numbers()):
+            if not budget.broken_limits(plan.numbers()):
                 plan = self.room.confirm_again(one, plan, budget)
-            if not budget.broken(plan.numbers()):
+            if not budget.broken_limits(plan.numbers()):
                 if not (reason := self.room.needless(plan, budget)):
                     return plan, passed
                 passed.append((plan, reason))
                 continue
-            off[alike] = max(budget.used(plan.numbers()) / max(budget.used(one.numbers()), 1e-9), off.get(alike, 0.0))
+            off[alike] = max(
+                budget.share_used(plan.numbers()) / max(budget.share_used(one.numbers()), 1e-9), off.get(alike, 0.0)
+            )
             passed.append((plan, ""))
             if len(passed) > FINALISTS:
                 break
@@ -144,7 +146,9 @@ class Chooser(Generic[T, C, P]):
         self, found: Sequence[Candidate[T, C]], passed: list[tuple[P, str]], budget: Budget, known: Sequence[P]
     ) -> P:
         """The plan that comes closest to the budget, confirmed."""
-        least = sorted(found, key=lambda one: (budget.used(one.numbers()), one.numbers()[self.room.objective.name]))
+        least = sorted(
+            found, key=lambda one: (budget.share_used(one.numbers()), one.numbers()[self.room.objective.name])
+        )
         plans = [plan for plan, why in passed if not why]
         more = len(plans) + NEAREST
         for one in [one for one in least if self.room.known_by_rule(one)] or least:
@@ -154,7 +158,7 @@ class Chooser(Generic[T, C, P]):
                 plans.append(plan)
         if not plans and not known:
             raise Mistake(next(reversed(self.failed.values()), self.room.why_none(self.cost)))
-        return self.room.complete_figures(min((*plans, *known), key=lambda plan: budget.used(plan.numbers())))
+        return self.room.complete_figures(min((*plans, *known), key=lambda plan: budget.share_used(plan.numbers())))
 
     def smaller(self, best: P, passed: list[tuple[P, str]], budget: Budget, known: Sequence[P]) -> P:
         """The best plan, or else a known one that needs no more of the budget (or no more than an idle share), is as
@@ -164,11 +168,11 @@ class Chooser(Generic[T, C, P]):
             if (
                 plan.techniques != best.techniques
                 and plan.exactness <= best.exactness
-                and not budget.broken(plan.numbers())
-                and budget.used(plan.numbers()) <= max(budget.used(best.numbers()), self.room.idle)
+                and not budget.broken_limits(plan.numbers())
+                and budget.share_used(plan.numbers()) <= max(budget.share_used(best.numbers()), self.room.idle)
                 and plan.numbers()[name] <= best.numbers()[name] * (1 + noise)
             ):
-                larger = budget.used(plan.numbers()) < budget.used(best.numbers())
+                larger = budget.share_used(plan.numbers()) < budget.share_used(best.numbers())
                 passed.append(
                     (
                         best,
@@ -214,7 +218,7 @@ class Chooser(Generic[T, C, P]):
         behind = one.numbers()[name] / chosen[name] - 1 if chosen[name] else 0.0
         if behind >= 0.005:
             return f"{behind:.0%} {room.worse}"
-        if budget.used(one.numbers()) > budget.used(chosen):
+        if budget.share_used(one.numbers()) > budget.share_used(chosen):
             return f"no {room.better}, and larger"
         return f"no {room.better}, and more techniques" if len(one.techniques) > techniques else f"as {room.good}"
 
@@ -222,8 +226,8 @@ class Chooser(Generic[T, C, P]):
         """The next better plans that more budget would buy, by arithmetic."""
         name, steps = self.room.objective.name, []
         best = (1 - TIED) * chosen.numbers()[name]
-        for one in sorted(found, key=lambda one: budget.used(one.numbers())):
-            if budget.broken(one.numbers()) and one.numbers()[name] < best and not self.has_failed(one):
+        for one in sorted(found, key=lambda one: budget.share_used(one.numbers())):
+            if budget.broken_limits(one.numbers()) and one.numbers()[name] < best and not self.has_failed(one):
                 steps.append(self.room.sketch(one))
                 best = (1 - STEP) * one.numbers()[name]
         return tuple(steps[:BOUGHT])
@@ -232,7 +236,9 @@ class Chooser(Generic[T, C, P]):
         """Techniques that can't be used with any setting, and why."""
         found = []
         for kind in filter(self.room.concerns, self.room.catalogue):
-            reasons = [one.refusal(self.cost) or self.too_inexact(one, most) for one in kind.explained(self.cost)]
+            reasons = [
+                one.refusal(self.cost) or self.too_inexact(one, most) for one in kind.settings_to_explain(self.cost)
+            ]
             if reasons and all(reasons):
                 found.append((kind.__name__, reasons[0]))
         return tuple(found)
@@ -257,19 +263,19 @@ class Chooser(Generic[T, C, P]):
         return OverBudget(
             f"nothing fits {limits}: {len(found):,} combinations were tried and the least that works is "
             f"{self.needs_text(nearest, budget, self.room.phrases)}, with {nearest} "
-            f"({nearest.exactness.word}, {self.reached(nearest)}){hint}{self.room.hint()}",
+            f"({nearest.exactness.word}, {self.objective_text(nearest)}){hint}{self.room.hint()}",
             nearest,
         )
 
     def bought(self, level: Exactness, nearest: P, budget: Budget) -> str:
         """What plans of a further level would need, by arithmetic; empty if that is no less."""
         there = (one for one in self.candidates(level) if one.exactness == level)
-        least = min(there, key=lambda one: budget.used(one.numbers()), default=None)
-        if least is None or budget.used(least.numbers()) >= budget.used(nearest.numbers()):
+        least = min(there, key=lambda one: budget.share_used(one.numbers()), default=None)
+        if least is None or budget.share_used(least.numbers()) >= budget.share_used(nearest.numbers()):
             return ""
         return (
             f"; {level.flag} ({level.word}) allows {self.room.sketch(least)}, which needs {self.needs_text(least, budget, {})} "
-            f"{self.room.arithmetic} ({self.reached(least)})"
+            f"{self.room.arithmetic} ({self.objective_text(least)})"
         )
 
     def needs_text(self, one: HasNumbers, budget: Budget, phrases: Mapping[str, str]) -> str:
@@ -281,7 +287,7 @@ class Chooser(Generic[T, C, P]):
             if limit.figure in numbers
         )
 
-    def reached(self, one: HasNumbers) -> str:
+    def objective_text(self, one: HasNumbers) -> str:
         objective = self.room.objective
         return self.room.phrases.get(objective.name, f"{objective.label} {{}}").format(
             objective.text(one.numbers()[objective.name])
@@ -325,19 +331,21 @@ def best_first(
     of one ranking's numbers alone always gives the same plan. Therefore the plan chosen `earlier` stays first, unless
     it is worse by more than noise, or the best one is the same with fewer techniques and saving memory has no use.
     """
-    fitting = [one for one in found if not budget.broken(one.numbers(), LENIENT)]
+    fitting = [one for one in found if not budget.broken_limits(one.numbers(), LENIENT)]
     best = min((one.numbers()[objective] for one in fitting), default=0.0)
 
     def rank(one: Candidate[T, C]) -> tuple[object, ...]:
-        behind, used = (one.numbers()[objective] - best) / max(best, 1e-9), budget.used(one.numbers())
+        behind, used = (one.numbers()[objective] - best) / max(best, 1e-9), budget.share_used(one.numbers())
         taken = round(max(used / LENIENT, idle), 2)
         return 0.0 if behind <= TIED else round(behind, 2), one.exactness, taken, len(one.techniques), used
 
     ranked = sorted(fitting, key=rank)
-    if earlier is None or budget.broken(earlier.numbers(), LENIENT):
+    if earlier is None or budget.broken_limits(earlier.numbers(), LENIENT):
         return ranked
     needless = (
-        ranked and budget.used(ranked[0].numbers()) <= idle and set(ranked[0].techniques) < set(earlier.techniques)
+        ranked
+        and budget.share_used(ranked[0].numbers()) <= idle
+        and set(ranked[0].techniques) < set(earlier.techniques)
     )
     if earlier.numbers()[objective] <= best * (1 + NOISE) and not needless:
         ranked = [earlier, *(one for one in ranked if one.techniques != earlier.techniques)]
@@ -354,7 +362,7 @@ def tiers(found: Iterable[Candidate[T, C]], levels: Sequence[Exactness]) -> list
     ]
 
 
-def asked_for(techniques: tuple[T, ...], cost: C) -> Candidate[T, C]:
+def requested_candidate(techniques: tuple[T, ...], cost: C) -> Candidate[T, C]:
     """The techniques that the user named, in their order, as a candidate; refused with the reason if one can't be used."""
     now, level = cost, Exactness.BITS
     for technique in techniques:
@@ -374,7 +382,7 @@ def too_much(room: Room[Any, Any, Any], plan: Plan[Any, Any], budget: Budget) ->
     return " and ".join(
         f"needs {unit_text(one.found, one.limit.unit)} {room.real}, "
         f"{unit_text(abs(one.found - one.limit.value), one.limit.unit)} too {'little' if one.limit.least else 'much'}"
-        for one in budget.broken(plan.numbers())
+        for one in budget.broken_limits(plan.numbers())
     )
 
 
@@ -390,9 +398,9 @@ def best_or_asked(
     if techniques is None:
         return chooser.best(budget, levels, plain, known=(plain,))
     if reason := conflict(room, techniques):
-        raise Mistake(f"{named(techniques)} can't be combined: {reason}")
-    chosen = room.confirm(asked_for(techniques, chooser.cost))
-    if broken := budget.broken(chosen.numbers()):
+        raise Mistake(f"{techniques_text(techniques)} can't be combined: {reason}")
+    chosen = room.confirm(requested_candidate(techniques, chooser.cost))
+    if broken := budget.broken_limits(chosen.numbers()):
         raise OverBudget(
             f"{chosen} does not keep the budget: {'; '.join(map(str, broken))}; leave --use out to let shoestring choose",
             chosen,

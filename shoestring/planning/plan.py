@@ -27,7 +27,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.figures import Quantity
 from shoestring.core.files import write_whole
-from shoestring.core.technique import Technique, described, in_order, text
+from shoestring.core.technique import Technique, in_order, technique_json, text
 
 VERSION = 3  # of plan files
 LARGEST = 1 << 62  # no figure is as large
@@ -39,7 +39,7 @@ D = TypeVar("D")  # what the room adds to a plan
 P = TypeVar("P", bound="Plan[Any, Any]")
 
 
-def named(techniques: Sequence[Technique[Any, Any]]) -> str:
+def techniques_text(techniques: Sequence[Technique[Any, Any]]) -> str:
     """Techniques as written in `--use`, joined by " + "."""
     return " + ".join(map(text, techniques)) or "plain"
 
@@ -62,7 +62,7 @@ class Plan(Generic[T, D]):
             raise ValueError(f"a figure is called {taken[0]!r}, which is something else in a plan's file: rename it")
 
     def __str__(self) -> str:
-        return named(self.techniques)
+        return techniques_text(self.techniques)
 
     def numbers(self) -> Mapping[str, float]:
         return self.predicted
@@ -71,14 +71,14 @@ class Plan(Generic[T, D]):
         """The plan with these predictions replaced."""
         return replace(self, predicted={**self.predicted, **figures})
 
-    def detailed(self, **details: Any) -> Self:
+    def with_details(self, **details: Any) -> Self:
         """The plan with these details replaced."""
         changed: Any = replace(self.details, **details)  # type: ignore[type-var]
         return replace(self, details=changed)
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "techniques": [described(one) | {"why": one.why} for one in self.techniques],
+            "techniques": [technique_json(one) | {"why": one.why} for one in self.techniques],
             "exactness": self.exactness.word,
             **finite_json(dict(self.predicted)),
             "basis": self.basis,

@@ -30,7 +30,7 @@ QUANTITIES = (  # the others are not measured in a run
 )
 
 
-def compared(
+def compare_figures(
     predicted: Mapping[str, Any],
     measured: Mapping[str, Any],
     basis: str = "",
@@ -38,4 +38,4 @@ def compared(
 ) -> Figures:
     """Predicted and measured values by name, as figures; `basis`: where the predictions come from."""
     known = {name: number for name, number in predicted.items() if number or name not in NEVER_ZERO}
-    return figures(quantities, known, basis).measured(measured)
+    return figures(quantities, known, basis).with_measured(measured)

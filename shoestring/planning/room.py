@@ -11,7 +11,7 @@ from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
 from shoestring.core.technique import Technique
-from shoestring.planning.plan import Plan, named
+from shoestring.planning.plan import Plan, techniques_text
 
 
 class HasNumbers(Protocol):
@@ -39,7 +39,7 @@ class Candidate(Generic[T, C]):
         return self.known
 
     def __str__(self) -> str:
-        return named(self.techniques)
+        return techniques_text(self.techniques)
 
 
 class Room(ABC, Generic[T, C, P]):

@@ -26,7 +26,7 @@ from math import inf
 from pathlib import Path
 
 from shoestring.core.errors import Mistake
-from shoestring.core.files import append_synced, held_to_append
+from shoestring.core.files import append_synced, lock_to_append
 from shoestring.core.regular import read_regular
 from shoestring.privacy.account import EXACT, QUICK, Events, SampledGaussian, check_delta, epsilon_spent
 
@@ -104,7 +104,7 @@ class PrivacyLedger:
         return tuple(one for one in self.entries if one.run == self.run)
 
     @property
-    def lost(self) -> int:
+    def lost_rounds(self) -> int:
         """Rounds that are spent but unreadable: damaged lines, missing lines, and rounds of this run without a line. A
         missing round may be one of the damaged lines or not; nobody knows, so both count."""
         rounds = {one.round for one in self.own}
@@ -116,7 +116,7 @@ class PrivacyLedger:
         Returns False, and writes nothing, if the round would exceed the run's budget or the population's limit (others
         may have spent meanwhile). Then nothing of the round may be released.
         """
-        with held_to_append(self.path) as file:
+        with lock_to_append(self.path) as file:
             self.read()
             if self.would_exceed(entry, budget):
                 return False
@@ -162,7 +162,7 @@ class PrivacyLedger:
     def epsilon_of(self, entries: tuple[ReleasedRound, ...], delta: float | None, exactly: bool) -> float:
         delta = self.delta if delta is None else delta
         if delta is None:
-            return inf if self.lost else 0.0
+            return inf if self.lost_rounds else 0.0
         return self.worst_epsilon(entries, delta, EXACT if exactly else QUICK)
 
     def would_exceed(self, entry: ReleasedRound, budget: float, rounds: int = 1) -> bool:
@@ -184,12 +184,12 @@ class PrivacyLedger:
     def worst_epsilon(self, entries: Iterable[ReleasedRound], delta: float, interval: float) -> float:
         """Epsilon if all lost rounds were of the most expensive kind in the ledger."""
         counts = Counter(one.kind for one in entries)
-        if not self.lost:
+        if not self.lost_rounds:
             return epsilon_spent(tuple(counts.items()), delta, interval)
-        if not self.entries or self.lost > MOST_LINES:
+        if not self.entries or self.lost_rounds > MOST_LINES:
             return inf
         kinds = {one.kind for one in self.entries}
-        cases: list[Events] = [tuple((counts + Counter({kind: self.lost})).items()) for kind in kinds]
+        cases: list[Events] = [tuple((counts + Counter({kind: self.lost_rounds})).items()) for kind in kinds]
         return max(epsilon_spent(case, delta, interval) for case in cases)
 
 

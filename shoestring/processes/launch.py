@@ -23,7 +23,7 @@ from shoestring.core.signals import is_ignored
 from shoestring.processes.messages import Answer, Cause, Failure, Happened, OutOfMemory, read_message
 from shoestring.processes.signals import stopping_gently
 from shoestring.processes.streams import closed_files, standard_files
-from shoestring.processes.task import JobTask, R, Task, written_task
+from shoestring.processes.task import JobTask, R, Task, task_text
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event
 
@@ -77,7 +77,7 @@ def run_child(
     last: Answer | Failure | None = None
     asked: list[int] = []
     try:
-        child.stdin.write(written_task(task))
+        child.stdin.write(task_text(task))
         child.stdin.close()
         stopped = StoppingWorker(child)
         with (
@@ -101,7 +101,7 @@ def run_child(
     ):
         show_aside(aside)
     if last is None:
-        return ended_silently(task, child.returncode, asked, memory_kills() > kills)
+        return result_without_message(task, child.returncode, asked, memory_kills() > kills)
     return result_of(task, last)
 
 
@@ -158,12 +158,12 @@ def result_of(task: Task[R], last: Answer | Failure) -> R:
     return from_json(task.result, last.result)  # type: ignore[no-any-return]
 
 
-def ended_silently(task: Task[R], code: int, asked: list[int], out_of_memory: bool) -> R:
+def result_without_message(task: Task[R], code: int, asked: list[int], out_of_memory: bool) -> R:
     """The result, or error, of a worker that ended without a last message."""
     if code == -signal.SIGKILL and out_of_memory:
         raise OutOfMemory("the kernel killed its process when the machine ran out of memory")
     if asked and code in (-signal.SIGTERM, -signal.SIGKILL):  # asked to stop before it could listen
-        return task.stopped(0)
+        return task.stop_result(0)
     raise Crashed(ending_text(code) + stands(task))
 
 

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from shoestring.core.codec import from_json, to_json
 from shoestring.core.errors import Crashed, JobFailed, Mistake, NotRepeatable
 from shoestring.runs.event import Event
-from shoestring.runs.events import event_of, record_of, usable
+from shoestring.runs.event_log import event_of, record_of, usable
 
 
 class OutOfMemory(Mistake):
@@ -128,13 +128,13 @@ NONSENSE = (
 )  # errors raised by reading JSON with impossible content
 
 
-def happened(event: Event) -> Happened:
+def event_message(event: Event) -> Happened:
     return Happened(record_of(event))
 
 
-def written_message(message: Message) -> str:
+def message_text(message: Message) -> str:
     """
-    >>> read_message(written_message(PeerLostMessage("connection reset")))
+    >>> read_message(message_text(PeerLostMessage("connection reset")))
     PeerLostMessage(text='connection reset', deadline=False)
     """
     return json.dumps({"message": message.kind} | to_json(message))

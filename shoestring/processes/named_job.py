@@ -14,7 +14,6 @@ Contract: No file that a folder names is run or opened, and paths in checkpoints
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,9 +22,10 @@ from typing import Any
 
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.regular import read_regular
-from shoestring.jobfile import BUILT_IN, Flag, flags_known, job_path, loaded_job
+from shoestring.core.regular import file_sha256
+from shoestring.jobfile import BUILT_IN, Flag, flags_known, job_path, load_job
 from shoestring.runs.folder import Folder
+from shoestring.runs.modules import Modules, changes, imported_modules, kept_modules
 
 Named = (
     Job | Callable[..., Job] | str | Path
@@ -41,20 +41,22 @@ class Claim:
     job: str = ""  # path of a file, or name of a built-in job; empty: a script made the job
     source: str = ""  # SHA-256 of the file
     flags: Mapping[str, Any] = field(default_factory=dict)
+    modules: Modules = field(default_factory=dict)  # the local modules that it imported
 
     @property
     def built_in(self) -> str:
         """The path of the built-in job that it names; empty: none."""
         if self.job in BUILT_IN:
             return job_path(self.job)
-        return next((path for path in map(job_path, BUILT_IN) if self.source and digest_of(path) == self.source), "")
+        return next((path for path in map(job_path, BUILT_IN) if self.source and file_sha256(path) == self.source), "")
 
 
 def claim_of_run(folder: Folder) -> Claim:
     request = folder.request()
     if request is None:
         raise Mistake(f"{folder.path} is not a run of shoestring: give the folder that `shoestring train` named")
-    return Claim(folder.path, "" if request.by_script else request.job, request.source, request.flags)
+    job = "" if request.by_script else request.job
+    return Claim(folder.path, job, request.source, request.flags, kept_modules(folder) or {})
 
 
 def named_job(claim: Claim, named: Named | None, given: Mapping[str, Any]) -> tuple[Job, list[str]]:
@@ -69,13 +71,20 @@ def named_job(claim: Claim, named: Named | None, given: Mapping[str, Any]) -> tu
         return made, []
     path = job_file(claim, named)
     flags, notes = flags_for(claim, path, given)
-    if claim.source and digest_of(path) != claim.source:
-        notes.insert(
-            0,
-            f"{path} is not as it was when {claim.folder} was made; that its weights have the same names and shapes is "
-            f"checked, what it computes with them is not",
-        )
-    return loaded_job(path, flags), notes
+    job = load_job(path, flags)
+    return job, [*changed_code(claim, path), *notes]
+
+
+def changed_code(claim: Claim, path: str) -> list[str]:
+    """Remarks on code that is not what made the folder: the job file, and the local modules that it imports."""
+    unchecked = "that its weights have the same names and shapes is checked, what is computed with them is not"
+    found = []
+    if claim.source and file_sha256(path) != claim.source:
+        other = claim.job and Path(claim.job).name != Path(path).name
+        changed = f"is not the job that {claim.folder} was made with ({claim.job})" if other else "is not as it was"
+        found.append(f"{path} {changed}{'' if other else f' when {claim.folder} was made'}; {unchecked}")
+    modules = changes(claim.modules, imported_modules(), Path(path).parent).changed
+    return found + [f"the module {name} is not as it was when {claim.folder} was made; {unchecked}" for name in modules]
 
 
 def job_file(claim: Claim, named: str | Path | None) -> str:
@@ -145,8 +154,3 @@ def check_type(claim: Claim, flag: Flag, value: Any) -> None:
             f"{claim.folder} says that --{flag.name} was {str(value)[:60]!r}, which is no value of that flag ({flag.kind}): give "
             f"--{flag.name} yourself"
         )
-
-
-def digest_of(path: str | Path) -> str:
-    """The SHA-256 of a job file."""
-    return hashlib.sha256(read_regular(path)).hexdigest()

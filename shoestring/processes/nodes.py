@@ -62,7 +62,7 @@ def team_of(devices: int, nodes: str | None, patience: str, restarts: int, envir
         )
     if restarts < 0:
         raise Mistake(f"--restarts {restarts}: take 0 to end at the first death, or how often to go on after one")
-    place = parsed_nodes(nodes) if nodes else surrounding_nodes(environment)
+    place = parse_nodes(nodes) if nodes else surrounding_nodes(environment)
     if place is not None and place.of == 1:
         place = None
     if place is not None and not nodes and devices > 1:
@@ -73,9 +73,9 @@ def team_of(devices: int, nodes: str | None, patience: str, restarts: int, envir
     return Team(devices, place, seconds, restarts)
 
 
-def parsed_nodes(text: str) -> Nodes:
+def parse_nodes(text: str) -> Nodes:
     """
-    >>> parsed_nodes("10.0.0.1:29400,1/2")
+    >>> parse_nodes("10.0.0.1:29400,1/2")
     Nodes(host='10.0.0.1', port=29400, rank=1, of=2, torchrun=False, attempt='0', device=None)
     """
     found = re.fullmatch(r"(\S+):(\d+),(\d+)/(\d+)", text.strip())

@@ -116,12 +116,12 @@ def speak_plainly(stream: TextIO) -> None:
     ):
         return
 
-    def replaced(error: UnicodeError) -> tuple[str, int]:
+    def replacement(error: UnicodeError) -> tuple[str, int]:
         assert isinstance(error, UnicodeEncodeError), "only writing is mended"
         return "".join(
             PLAIN.get(one) or one.encode("ascii", "backslashreplace").decode()
             for one in error.object[error.start : error.end]
         ), error.end
 
-    codecs.register_error("shoestring", replaced)
+    codecs.register_error("shoestring", replacement)
     stream.reconfigure(encoding="ascii" if locale in ("C", "POSIX") else stream.encoding, errors="shoestring")

@@ -71,7 +71,7 @@ class Task(ABC, Generic[R]):
         """The link to the other workers of its group; torch's process group exists already."""
         raise Crashed(f"a {self.kind} is nothing that a group can do")
 
-    def stopped(self, step: int | None) -> R:
+    def stop_result(self, step: int | None) -> R:
         """The result if it was asked to stop, given the last saved step; None: it is done, and its result is on another
         machine."""
         raise Crashed(f"a {self.kind} is nothing that can be stopped")
@@ -100,13 +100,13 @@ class Worker(Protocol):
     def __call__(self, task: Task[R], environment: Mapping[str, str], /) -> R: ...
 
 
-def written_task(task: Task[Any]) -> str:
+def task_text(task: Task[Any]) -> str:
     """A task as text for a worker."""
     return json.dumps({"room": task.room, "task": task.kind} | to_json(task))
 
 
 def read_task(text: str) -> Task[Any]:
-    """The task in text from `written_task`. Raises Mistake if it is none."""
+    """The task in text from `task_text`. Raises Mistake if it is none."""
     try:
         data = json.loads(text)
         room, kind = data.pop("room"), data.pop("task")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shoestring.core.imports import WithoutGarbageCollection, leave_garbage
 
 with WithoutGarbageCollection():  # this imports torch
-    from shoestring.core.blame import blamed
+    from shoestring.core.blame import blame_for
     from shoestring.core.codec import to_json
     from shoestring.core.errors import (
         Mistake,
@@ -27,11 +27,11 @@ with WithoutGarbageCollection():  # this imports torch
     )
     from shoestring.core.extras import install_hint
     from shoestring.core.private import load_compiler
-    from shoestring.processes.messages import Answer, Cause, Failure, Message, Send, happened, written_message
+    from shoestring.processes.messages import Answer, Cause, Failure, Message, Send, event_message, message_text
     from shoestring.processes.streams import prepare_streams
     from shoestring.processes.task import JobTask, Task, read_task
     from shoestring.runs.event import Event, Failed
-    from shoestring.runs.events import note
+    from shoestring.runs.event_log import note
 
 if TYPE_CHECKING:
     from shoestring.core.link import Link
@@ -41,7 +41,7 @@ def perform_task(task: Task[Any], send: Send, link: Link | None = None) -> Any:
     """Do a task and return its result. `link` leads to the other workers of a group."""
 
     def tell(event: Event) -> None:
-        send(happened(event))
+        send(event_message(event))
 
     return task.perform(tell, link)
 
@@ -53,7 +53,7 @@ def main() -> None:
 
     def send(message: Message) -> None:
         with turn:
-            pipe.write(written_message(message) + "\n")
+            pipe.write(message_text(message) + "\n")
 
     task = read_task(sys.stdin.buffer.read().decode())
     if isinstance(task, JobTask):
@@ -87,7 +87,7 @@ def failure(error: Exception, task: Task[Any]) -> tuple[Cause, str]:
         return Cause.MISTAKE, str(error)
     if says_out_of_memory(error):
         return Cause.OUT_OF_MEMORY, f"memory ran out: {first_line(error) or 'no more'}"
-    found = blamed(error)
+    found = blame_for(error)
     if not found.ours:
         return Cause.JOB, job_failed(error, found.place)
     if isinstance(error, OSError):  # the machine refuses: nobody's fault

@@ -38,7 +38,7 @@ from shoestring.core.files import sync
 from shoestring.core.regular import NotRegular, read_regular, regular
 from shoestring.core.run_state import StoredTensor
 from shoestring.runs.disk_weights import Reader
-from shoestring.runs.packing import packed, unpacked
+from shoestring.runs.packing import pack, unpack
 from shoestring.runs.tensors import TensorFile, UnreadableTensors, write_tensors
 
 FILES = ("weights.safetensors", "state.safetensors", "state.json")
@@ -75,7 +75,7 @@ class RunCheckpoint:
     def unpack(self, tensors: Callable[[Path], TensorFile | dict[str, Tensor]]) -> dict[str, Any]:
         try:
             document = json.loads(read_regular(self.path / "state.json"))
-            state = unpacked(document, tensors(self.path / "state.safetensors"))
+            state = unpack(document, tensors(self.path / "state.safetensors"))
         except (OSError, *BROKEN) as error:
             raise UnreadableTensors(f"it can't be unpacked: {type(error).__name__}: {error}") from error
         if not isinstance(state, dict):
@@ -169,7 +169,7 @@ def draft(
     path.mkdir(parents=True)
     try:
         tensors: dict[str, Tensor | StoredTensor] = {}
-        document = packed(state, tensors, "state")
+        document = pack(state, tensors, "state")
         write_tensors(
             path / "weights.safetensors",
             weights,
@@ -259,7 +259,7 @@ def changed_part(checkpoint: RunCheckpoint) -> str:
     return ""
 
 
-def saved(folder: Path, kind: str = "step") -> list[RunCheckpoint]:
+def list_checkpoints(folder: Path, kind: str = "step") -> list[RunCheckpoint]:
     """The checkpoints of a run, oldest first, good or not. Kind "best": weights that were best in validation."""
     found = [
         RunCheckpoint(path)
@@ -274,7 +274,7 @@ def newest_good(
 ) -> tuple[RunCheckpoint | None, list[tuple[RunCheckpoint, str]]]:
     """The newest usable checkpoint that has these parts of a state, and the unusable newer ones, with the reason."""
     bad: list[tuple[RunCheckpoint, str]] = []
-    for one in reversed(saved(folder)):
+    for one in reversed(list_checkpoints(folder)):
         reason = damage(one, parts)
         if not reason:
             return one, bad
@@ -301,7 +301,7 @@ def make_room(folder: Path, best: int | None) -> RunCheckpoint | None:
     """Delete the oldest checkpoint that can be spared, and return it. The newest good one is never deleted, the best
     one only after all others."""
     good, _ = newest_good(folder)
-    older = [one for one in saved(folder) if good is not None and one.step < good.step]
+    older = [one for one in list_checkpoints(folder) if good is not None and one.step < good.step]
     spared = [one for one in older if one.step != best] or older
     if not spared:
         return None
@@ -311,7 +311,7 @@ def make_room(folder: Path, best: int | None) -> RunCheckpoint | None:
 
 def prune(folder: Path, keep: int, best: int | None) -> None:
     """Delete all but the newest checkpoints and the best one."""
-    for one in saved(folder)[:-keep]:
+    for one in list_checkpoints(folder)[:-keep]:
         if one.step != best:
             shutil.rmtree(one.path, ignore_errors=True)
 
@@ -328,7 +328,7 @@ def best_known(checkpoint: RunCheckpoint) -> int | None:
 def prune_best(folder: Path) -> None:
     """Delete best weights that no remaining checkpoint refers to. Those newer than all checkpoints stay, because the
     next one will refer to them."""
-    there, best = saved(folder), saved(folder, BEST)
+    there, best = list_checkpoints(folder), list_checkpoints(folder, BEST)
     if len(best) > 1 and there:
         known = set(map(best_known, there))
         for one in best:
@@ -338,6 +338,6 @@ def prune_best(folder: Path) -> None:
 
 def forget_best(folder: Path, step: int) -> None:
     """Delete best weights found after this step: the run is resumed from here, so they are no longer its own."""
-    for one in saved(folder, BEST):
+    for one in list_checkpoints(folder, BEST):
         if one.step > step:
             shutil.rmtree(one.path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The events of a run, one frozen dataclass per kind. `runs/events.py` writes and reads them, `runs/history.py` folds
+"""The events of a run, one frozen dataclass per kind. `runs/event_log.py` writes and reads them, `runs/history.py` folds
 them.
 
 A room adds kinds of its own (`RoomPlugin.events`).
@@ -28,6 +28,10 @@ class Event:
     kind: ClassVar[str]
     time: float = field(default=0.0, kw_only=True)  # seconds since 1970; set when the event is written
 
+    def sentence(self) -> str:
+        """What a room's event says in the list of events; empty: it is not listed."""
+        return ""
+
 
 @dataclass(frozen=True)
 class Planning(Event):
@@ -47,6 +51,7 @@ class Begun(Event):
     step: int  # the step it resumes from; 0: a new run
     how: str = ""  # the position in the data that it resumes from
     world: int = left_out(1)  # workers
+    together: int = left_out(1)  # batches that come at once: one from each process that loads data
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,9 @@ class RoomEvent(Event):
     step: int
 
     @classmethod
-    def measured(cls, told: Sequence[Any], seconds: Sequence[float], step_seconds: float) -> Mapping[str, float]:
+    def measured_figures(
+        cls, told: Sequence[Any], seconds: Sequence[float], step_seconds: float
+    ) -> Mapping[str, float]:
         """The figures computed from such events, by name; given the seconds of all steps and of the median step."""
         return {}
 

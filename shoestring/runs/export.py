@@ -16,7 +16,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import draft_file, write_whole
 from shoestring.core.job import Job
 from shoestring.core.run_state import StoredTensor
-from shoestring.runs.checkpoints import BEST, RunCheckpoint, damage, newest_good, reading_untrusted, saved
+from shoestring.runs.checkpoints import BEST, RunCheckpoint, damage, list_checkpoints, newest_good, reading_untrusted
 from shoestring.runs.folder import Folder, holder
 from shoestring.runs.history import History, best_of
 from shoestring.runs.low_rank import merge_updates
@@ -41,7 +41,7 @@ TOKENIZER = (
 
 def checkpoint_of(folder: Folder, step: int | None) -> RunCheckpoint:
     """The checkpoint of a step, or by default the newest good one."""
-    there = saved(folder.checkpoints)
+    there = list_checkpoints(folder.checkpoints)
     steps = ", ".join(str(one.step) for one in there) or "none"
     if step is None:
         found, _ = newest_good(folder.checkpoints, ("parts",))
@@ -58,7 +58,7 @@ def checkpoint_of(folder: Folder, step: int | None) -> RunCheckpoint:
 
 def best_weights(folder: Folder) -> RunCheckpoint:
     """The checkpoint with the weights that were best in validation."""
-    there, found = saved(folder.checkpoints, BEST), best_of(History().read(folder.path).validated)
+    there, found = list_checkpoints(folder.checkpoints, BEST), best_of(History().read(folder.path).validated)
     newest = "without --best, the newest weights are exported"
     if found is None and not there:
         raise Mistake(
@@ -160,7 +160,7 @@ def model_of(factory: Callable[[], nn.Module]) -> Any:
     from shoestring.core import random_state
     from shoestring.measure.fake import Stage
 
-    with random_state.kept():
+    with random_state.fork_rng():
         try:
             return Stage().model(factory)
         except Exception:  # code that reads values, or operations without fake versions

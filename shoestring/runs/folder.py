@@ -34,9 +34,9 @@ from typing import Any
 
 from shoestring.core.codec import Unreadable, from_json, to_json
 from shoestring.core.errors import Mistake
-from shoestring.core.files import opened_and_locked, write_whole
+from shoestring.core.files import open_and_lock, write_whole
 from shoestring.core.regular import read_regular, regular
-from shoestring.core.seal import Damaged, sealed, unsealed
+from shoestring.core.seal import Damaged, seal, unseal
 from shoestring.runs.request import Request
 
 # Advice about a file that can't be read
@@ -63,7 +63,7 @@ class Folder:
     def read(self, name: str) -> dict[str, Any]:
         """The content of a JSON file of the run; empty if it does not exist. Damaged files are refused."""
         try:
-            found, _ = unsealed(read_regular(self.path / name))
+            found, _ = unseal(read_regular(self.path / name))
         except FileNotFoundError:
             return {}
         except (OSError, Damaged) as error:
@@ -83,7 +83,7 @@ class Folder:
             raise self.unusable("run.json", error) from error
 
     def write(self, name: str, data: Mapping[str, Any]) -> None:
-        write_whole(self.path / name, sealed(data))
+        write_whole(self.path / name, seal(data))
 
     def begin(self, request: Request, source: bytes) -> None:
         self.write("run.json", to_json(request))
@@ -128,7 +128,7 @@ def lock_of(folder: Path) -> tuple[int, bool]:
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
-            return opened_and_locked(folder / "lock", os.O_RDWR | os.O_CREAT, regular)
+            return open_and_lock(folder / "lock", os.O_RDWR | os.O_CREAT, regular)
 
 
 def holder(folder: Path) -> int | None:

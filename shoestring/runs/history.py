@@ -4,7 +4,8 @@ A page of a long run can be redrawn without reading all events again. Only the n
 million steps take 80 MB; as dicts they would take more than a GB.
 
     process_bytes    the largest process of any worker in any step
-    step_seconds     the median step; the first two of every life are left out if there are others, because they warm up
+    step_seconds     the median step; the first two of every life are left out if there are others, because they warm up. If several
+                     processes load batches, of groups of as many steps (`usual_step`)
     traffic_bytes    to and from the disk: the median of the same steps (a run's first step has no moments to read)
     sent_bytes       to other workers: the mean of all steps, because workers that synchronise every few steps send nothing in between
     sent_by_others_bytes    in asynchronous groups: the same for the other workers, per step of their own
@@ -40,7 +41,8 @@ from shoestring.runs.event import (
     Stopped,
     Validated,
 )
-from shoestring.runs.events import PIECE, StepRecord, read_records, record_of
+from shoestring.runs.event_log import PIECE, StepRecord, read_records, record_of
+from shoestring.runs.time_left import usual_step
 
 E = TypeVar("E", bound=RoomEvent)
 BEST = "best"  # prefix of the names of checkpoints that hold only the best weights
@@ -127,6 +129,7 @@ class History:
         self.timed: StageTimes | None = None  # the last timeline
         self.doing: Event = Planning()  # the last event that says what the run is doing
         self.wanted = 0  # total number of steps planned
+        self.together = 1  # batches that come at once
         self.begun: float | None = None  # time of the first event, and of the last
         self.last: float | None = None
         self.age = self.plan = 0  # steps in this life; plan changes so far
@@ -177,7 +180,7 @@ class History:
         if isinstance(event, DOING):
             self.doing = event
         if isinstance(event, Begun):
-            self.wanted, self.age = event.steps, 0
+            self.wanted, self.together, self.age = event.steps, event.together, 0
             self.steps.back_to(event.step)
             self.validated = [one for one in self.validated if one.step <= event.step]
             for kind, told in self.told.items():
@@ -205,7 +208,7 @@ def best_of(validated: Iterable[Validated]) -> Validated | None:
     return max((one for one in validated if one.best), key=lambda one: one.step, default=None)
 
 
-def measured(history: History) -> dict[str, float]:
+def measured_figures(history: History) -> dict[str, float]:
     """The measured figures of the steps that count, by name; empty if there are none."""
     steps = history.steps
     if not steps:
@@ -222,14 +225,14 @@ def measured(history: History) -> dict[str, float]:
     figures["process_bytes"] = max(
         *(steps.most[place] for place in ours), *(event.process_bytes or 0 for event in lives), 0
     )
-    figures["step_seconds"] = median(steps.seconds[place] for place in calm)
+    figures["step_seconds"] = usual_step([steps.seconds[place] for place in calm], history.together)
     if steps.moved[-1] != MISSING:
         figures["traffic_bytes"] = median(max(steps.moved[place], 0) for place in calm)
     if history.validated:
         figures["validation_seconds"] = median(one.seconds for one in history.validated)
     for kind, told in history.told.items():
         if told:
-            figures |= kind.measured(told, steps.seconds, figures["step_seconds"])
+            figures |= kind.measured_figures(told, steps.seconds, figures["step_seconds"])
     if steps.sent[-1] != MISSING:
         figures["sent_bytes"] = mean(max(steps.sent[place], 0) for place in ours)
     return {name: value for name, value in figures.items() if isfinite(value)}  # an event may lack its seconds

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from shoestring.core import random_state
 from shoestring.core.blame import failure_text
-from shoestring.core.called import described
 from shoestring.core.errors import Mistake
 from shoestring.core.extras import install_hint
 from shoestring.core.job import Job
 from shoestring.core.private import own_buffers, own_parameters, transformers_initialiser
 from shoestring.core.seams import calls_user
+from shoestring.core.user_functions import value_text
 from shoestring.core.weights import Weights, as_weights, patterns
 from shoestring.runs.tensors import TensorFile
 from shoestring.runs.weight_files import open_tensors
@@ -48,16 +48,16 @@ class WeightSource:
         parts = [f"{len(self.taken)} weights are those of {', '.join(given.files)}"]
         if given.remove_prefix or given.add_prefix:
             parts[0] += f" ({given.remove_prefix or 'no prefix'} there, {given.add_prefix or 'no prefix'} in the model)"
-        parts.append(f"new: {listed(self.new)}" if self.new else "none is new")
+        parts.append(f"new: {several_names(self.new)}" if self.new else "none is new")
         parts.append(
-            f"left in the files: {listed(patterns(self.left, self.stored))}"
+            f"left in the files: {several_names(patterns(self.left, self.stored))}"
             if self.left
             else "nothing is left in the files"
         )
         return "; ".join(parts)
 
 
-def valued(model: nn.Module, job: Job) -> nn.Module:
+def fill_weights(model: nn.Module, job: Job) -> nn.Module:
     """The model with values for all its weights."""
     found = source(model, job)
     own = tensors_of(model)
@@ -85,7 +85,7 @@ def source(model: nn.Module, job: Job) -> WeightSource | None:
     own, names = tensors_of(model), list(model.state_dict())
     places: dict[str, tuple[TensorFile, str]] = {}
     for name, file in files.items():
-        if (place := given.renamed(name)) in places:
+        if (place := given.model_name(name)) in places:
             raise Mistake(
                 f"the job's weights: {places[place][1]} and {name} of {', '.join(given.files)} are both {place} in the model"
             )
@@ -120,7 +120,7 @@ def check_shapes(given: Weights, own: Mapping[str, Tensor], taken: Mapping[str, 
         as_new = replace(given, new=(*given.new, *patterns(differ, list(own))))
         raise Mistake(
             f"{differ[0]} has the shape {file.entries[there].shape} in {file.path} and {tuple(own[differ[0]].shape)} in the "
-            f"model; if it is to be new, write weights={as_new.written()}"
+            f"model; if it is to be new, write weights={as_new.as_code()}"
         )
 
 
@@ -137,11 +137,11 @@ def incomplete(given: Weights, missing: list[str], ties: list[list[str]], stored
         better, still = given, missing
     if len(still) == len(ties):
         return (
-            f"{where} has no weights for {shortened(missing)}, nor for any other of the model: it is of another model"
+            f"{where} has no weights for {few_names(missing)}, nor for any other of the model: it is of another model"
         )
     why = "its names differ by a prefix" if better is not given else "if they are to be new, and stay as they were made"
     better = replace(better, new=(*better.new, *patterns(still, names)))
-    return f"{where} has no weights for {shortened(missing)}; {why}: write weights={better.written()}"
+    return f"{where} has no weights for {few_names(missing)}; {why}: write weights={better.as_code()}"
 
 
 def with_prefix(given: Weights, wanted: str, name: str) -> Weights:
@@ -155,15 +155,15 @@ def with_prefix(given: Weights, wanted: str, name: str) -> Weights:
 
 def absent(given: Weights, ties: list[list[str]], stored: list[str]) -> list[str]:
     """The model's weights that get no value from these files."""
-    there = {given.renamed(name) for name in stored}
+    there = {given.model_name(name) for name in stored}
     return [one[0] for one in ties if not any(name in there or given.is_new(name) for name in one)]
 
 
-def shortened(names: Sequence[str]) -> str:
+def few_names(names: Sequence[str]) -> str:
     return f"{', '.join(names[:3])}{' and others' * (len(names) > 3)}"
 
 
-def listed(names: Sequence[str]) -> str:
+def several_names(names: Sequence[str]) -> str:
     return f"{', '.join(names[:5])}{f' and {len(names) - 5} more' * (len(names) > 5)}"
 
 
@@ -216,9 +216,9 @@ def fresh_model(job: Job) -> nn.Module:
         made = job.model()
         if not isinstance(made, nn.Module):
             raise Mistake(
-                f"the job's model gave {described(made)}: it must give a torch.nn.Module, such as model=lambda: MyModel()"
+                f"the job's model gave {value_text(made)}: it must give a torch.nn.Module, such as model=lambda: MyModel()"
             )
-        model = valued(made, job)
+        model = fill_weights(made, job)
     except (Mistake, MemoryError):
         raise
     except Exception as error:

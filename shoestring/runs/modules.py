@@ -12,7 +12,6 @@ that a run can be moved; names that lead elsewhere are ignored. Files named ther
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from shoestring.core.errors import Mistake
-from shoestring.core.regular import read_regular
+from shoestring.core.regular import file_sha256
 from shoestring.planning.answers import loaded_modules, own_file
 from shoestring.runs.folder import Folder
 
@@ -61,7 +60,7 @@ def file_name(module: str, file: str) -> str:
 def digest_of(file: str | Path) -> str:
     """SHA-256 of a file; empty if it can't be a module."""
     try:
-        return hashlib.sha256(read_regular(file)).hexdigest() if os.path.getsize(file) <= LARGEST else ""
+        return file_sha256(file) if os.path.getsize(file) <= LARGEST else ""
     except (OSError, ValueError):
         return ""
 

@@ -20,7 +20,7 @@ from shoestring.measure.process import memory_all
 from shoestring.runs.tensors import TensorFile
 
 
-def packed(value: Any, tensors: dict[str, Tensor | StoredTensor], name: str) -> Any:
+def pack(value: Any, tensors: dict[str, Tensor | StoredTensor], name: str) -> Any:
     """The value as JSON; its tensors are added to `tensors` under names that begin with `name`."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -43,13 +43,12 @@ def packed(value: Any, tensors: dict[str, Tensor | StoredTensor], name: str) -> 
     if isinstance(value, Mapping):
         return {
             "dict": [
-                [packed(key, tensors, f"{name}/key"), packed(one, tensors, f"{name}/{key}")]
-                for key, one in value.items()
+                [pack(key, tensors, f"{name}/key"), pack(one, tensors, f"{name}/{key}")] for key, one in value.items()
             ]
         }
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [packed(one, tensors, f"{name}/{number}") for number, one in enumerate(value)]}
+        return {kind: [pack(one, tensors, f"{name}/{number}") for number, one in enumerate(value)]}
     raise Mistake(
         f"{name} holds a {type(value).__name__}, which can't be saved as numbers, text and tensors: "
         f"give its owner a state_dict made of those"
@@ -68,7 +67,7 @@ def with_strides(found: Tensor, strides: list[int]) -> Tensor:
     return torch.empty_strided(found.shape, strides, dtype=found.dtype, device=found.device).copy_(found)
 
 
-def unpacked(value: Any, tensors: Mapping[str, Tensor] | TensorFile) -> Any:
+def unpack(value: Any, tensors: Mapping[str, Tensor] | TensorFile) -> Any:
     """The original value. If the tensors are on the meta device, so are arrays."""
     if not isinstance(value, dict):
         return value
@@ -90,6 +89,6 @@ def unpacked(value: Any, tensors: Mapping[str, Tensor] | TensorFile) -> Any:
         found = tensors[value["array"]]
         return found if found.is_meta else found.numpy()
     if "dict" in value:
-        return {unpacked(key, tensors): unpacked(one, tensors) for key, one in value["dict"]}
-    items = [unpacked(one, tensors) for one in value["tuple" if "tuple" in value else "list"]]
+        return {unpack(key, tensors): unpack(one, tensors) for key, one in value["dict"]}
+    items = [unpack(one, tensors) for one in value["tuple" if "tuple" in value else "list"]]
     return tuple(items) if "tuple" in value else items

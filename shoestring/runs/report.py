@@ -22,7 +22,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Figures, Quantity
 from shoestring.core.rooms import RoomPlugin, room_named
 from shoestring.core.units import seconds_text
-from shoestring.planning.quantities import MEASURABLE, compared
+from shoestring.planning.quantities import MEASURABLE, compare_figures
 from shoestring.runs.event import (
     DATA_ENDED,
     Begun,
@@ -37,9 +37,9 @@ from shoestring.runs.event import (
     Validated,
     Warned,
 )
-from shoestring.runs.events import NAME
+from shoestring.runs.event_log import NAME
 from shoestring.runs.folder import Folder, Unusable, holder
-from shoestring.runs.history import History, best_of, largest_life, measured
+from shoestring.runs.history import History, best_of, largest_life, measured_figures
 from shoestring.runs.plan_summary import PlanSummary, read_summary
 from shoestring.runs.request import Request
 
@@ -123,7 +123,7 @@ class Report:
     @property
     def figures(self) -> Figures:
         """Predicted and measured figures."""
-        return compared(self.plan.predicted, self.measured, self.plan.basis, self.quantities)
+        return compare_figures(self.plan.predicted, self.measured, self.plan.basis, self.quantities)
 
     @property
     def exactness(self) -> Exactness | None:
@@ -178,7 +178,7 @@ def report_of(path: Path, history: History | None = None) -> Report:
         why_ended=doing.ended if isinstance(doing, Finished) else "",
         curves=curves_of(history),
         validated=tuple(history.validated),
-        measured=measured(history),
+        measured=measured_figures(history),
         largest=largest_life(history),
         timed=history.timed,
         checkpoints=tuple(history.saved),

@@ -43,7 +43,7 @@ from typing import Any
 
 from shoestring.core.codec import finite_json, to_json
 from shoestring.runs.event import StageTimes
-from shoestring.runs.events import record_of
+from shoestring.runs.event_log import record_of
 from shoestring.runs.folder import Folder, Unusable
 from shoestring.runs.history import metrics_of
 from shoestring.runs.plan_summary import CutPlan

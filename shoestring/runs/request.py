@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoestring.core.regular import read_regular
+from shoestring.core.regular import file_sha256
 from shoestring.core.units import bytes_text
 
 
@@ -58,7 +58,7 @@ def request_for(
         inexact=inexact,
         exact=exact,
         room=room,
-        plan=hashlib.sha256(read_regular(plan)).hexdigest() if plan else plan,
+        plan=file_sha256(plan) if plan else plan,
         environment=environment_now(),
     )
 

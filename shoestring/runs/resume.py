@@ -16,7 +16,7 @@ from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.files import clear, drafted_name, write_whole
 from shoestring.core.regular import not_a_folder, read_regular
 from shoestring.runs.event import Adopted, Finished, Warned
-from shoestring.runs.events import note
+from shoestring.runs.event_log import note
 from shoestring.runs.folder import Folder, Lock, has_digest
 from shoestring.runs.history import History
 from shoestring.runs.modules import NAME as MODULES
@@ -150,7 +150,7 @@ def carry_ledger(path: Path) -> None:
         write_whole(path / SPENT, read_regular(max(before, key=lambda one: one.lstat().st_size)))
 
 
-def opened(
+def open_run(
     path: Path,
     asked: Request,
     source: bytes,

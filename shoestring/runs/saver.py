@@ -30,7 +30,7 @@ from shoestring.core.run_state import StoredTensor
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import BEST, draft, make_room, prune, prune_best, publish
 from shoestring.runs.event import Event, Saved, Warned
-from shoestring.runs.packing import packed
+from shoestring.runs.packing import pack
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SHARE = 0.03  # largest fraction of the time for saving, unless the user asked for a number of steps
@@ -51,7 +51,7 @@ def gather_only(snapshot: Snapshot) -> None:
     writes, asks for it."""
     tensors: dict[str, Tensor | StoredTensor] = {}
     try:
-        packed(snapshot.state, tensors, "state")
+        pack(snapshot.state, tensors, "state")
     except Mistake:  # it can't be written, so nobody gathers it
         return
     for value in (*snapshot.weights.values(), *tensors.values()):
@@ -110,7 +110,7 @@ class Saver:
         except (OSError, Mistake) as error:
             if snapshot is not None:
                 gather_only(snapshot)
-            self.failed(error)
+            self.note_failure(error)
             return
         finally:
             self.last = self.clock()
@@ -128,7 +128,7 @@ class Saver:
         try:
             checkpoint, size = publish(path)
         except OSError as error:
-            self.failed(error)
+            self.note_failure(error)
             return
         self.saved_step = step
         if self.by_loss and (self.best is None or loss < self.best[0]):
@@ -172,7 +172,7 @@ class Saver:
             )
         )
 
-    def failed(self, error: OSError | Mistake) -> None:
+    def note_failure(self, error: OSError | Mistake) -> None:
         self.trouble, self.cure = trouble_with(error, self.folder)
         others = "the checkpoints before it stay"
         if (

@@ -27,7 +27,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import write_whole
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.runs.event import Adopted, Failed, Stopped, Warned
-from shoestring.runs.events import NAME, note, read_records
+from shoestring.runs.event_log import NAME, note, read_records
 from shoestring.runs.folder import CURES, Folder, Unusable
 from shoestring.runs.report import Report, report_of
 from shoestring.runs.request import Request
@@ -68,7 +68,7 @@ class RoomRun(ABC, Generic[P, E]):
     def choose(self) -> Outcome[P]:
         """Make a new plan. Raises OverBudget if nothing fits."""
 
-    def chosen(self, outcome: Outcome[P]) -> None:
+    def note_plan(self, outcome: Outcome[P]) -> None:
         """Called once the new plan is stored: a run that is killed after this resumes with it."""
 
     @abstractmethod
@@ -128,7 +128,7 @@ class Session:
 
     def play(self, execution: Execution[P, E], anew: bool = False) -> Played[E]:
         """Execute the run's plan, unless the run is finished (`anew`: even then)."""
-        if not anew and (known := self.finished()) is not None:
+        if not anew and (known := self.stored_report()) is not None:
             self.write_page()
             return Played(known)
         with self.noting_failure():
@@ -147,7 +147,7 @@ class Session:
         self.folder.write(PLAN, outcome.as_json())
         for warning in outcome.chosen.warnings:
             note(self.folder.path, Warned(warning))
-        run.chosen(outcome)
+        run.note_plan(outcome)
         return outcome.chosen
 
     def end(self, run: RoomRun[P, E], plan: P, ended: E) -> Mapping[str, Any] | None:
@@ -187,7 +187,7 @@ class Session:
 
     # Telling
 
-    def finished(self) -> dict[str, Any] | None:
+    def stored_report(self) -> dict[str, Any] | None:
         """The report of the run if it is finished and matches the request; a damaged one is made again."""
         return None if self.held.changed else kept_report(self.folder, self.warn)
 

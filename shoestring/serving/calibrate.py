@@ -32,7 +32,7 @@ from shoestring.serving.engines.torch_engine import TorchEngine
 from shoestring.serving.evidence import ONNX, ONNX_INT8, TORCH, EngineEvidence, ServingEvidence
 from shoestring.serving.loading import LoadedModel, ServedSource, opened_model, several
 from shoestring.serving.sample import Sample
-from shoestring.serving.service_time import MeasuredBatch, fitted
+from shoestring.serving.service_time import MeasuredBatch, fit_service_time
 
 REPEATS = 3  # of a batch that is timed
 MOST_LENGTHS = 2000  # lengths that are kept of the job's samples
@@ -61,10 +61,10 @@ class CalibrateTask(Task[ServingEvidence]):
     def perform(self, tell: Tell, link: Link | None) -> ServingEvidence:
         torch.set_num_threads(1)
         torch.set_num_interop_threads(1)
-        return calibrated(ServedSource(self.path, self.job, self.flags, self.newest), self.cores)
+        return measure_service(ServedSource(self.path, self.job, self.flags, self.newest), self.cores)
 
 
-def calibrated(source: ServedSource, cores: int) -> ServingEvidence:
+def measure_service(source: ServedSource, cores: int) -> ServingEvidence:
     imported = held_bytes()
     found = opened_model(source)
     interface = found.interface()
@@ -111,13 +111,13 @@ def engine_evidence(
 ) -> EngineEvidence:
     """What one engine takes; `timings` collects all that were timed."""
     answer = engine.answers
-    padded = [MeasuredBatch(lengths(batch), timed(answer, batch, timings)) for batch in equal_batches(samples)]
+    padded = [MeasuredBatch(lengths(batch), batch_seconds(answer, batch, timings)) for batch in equal_batches(samples)]
     mixed = list(mixed_batches(samples)) if engine.packs else []
-    packed = [*padded, *(MeasuredBatch(lengths(batch), timed(answer, batch, timings)) for batch in mixed)]
+    packed = [*padded, *(MeasuredBatch(lengths(batch), batch_seconds(answer, batch, timings)) for batch in mixed)]
     size, changed = kept_and_changed(engine)
     return EngineEvidence(
-        fitted(padded, packed=False),
-        fitted(packed, packed=True) if engine.packs else None,
+        fit_service_time(padded, packed=False),
+        fit_service_time(packed, packed=True) if engine.packs else None,
         engine.why_not_packed,
         shared_bytes=size,
         replica_bytes=replica,
@@ -157,7 +157,7 @@ def unique_lengths(samples: Sequence[Sample]) -> list[Sample]:
     return list({one.length: one for one in samples}.values())
 
 
-def timed(answer: Callable[[Sequence[Sample]], Any], batch: Sequence[Sample], timings: list[Timing]) -> float:
+def batch_seconds(answer: Callable[[Sequence[Sample]], Any], batch: Sequence[Sample], timings: list[Timing]) -> float:
     """Seconds of a batch on a core, the median of some, after one that is not counted."""
     answer(batch)
     found = []
@@ -199,7 +199,7 @@ def together(compute: Callable[[], Any], count: int) -> list[Computed]:
         os.read(end, 1)  # it is ready
     os.close(go_read)
     os.close(go_write)  # all begin
-    texts = [said(end) for end in ends]
+    texts = [read_all(end) for end in ends]
     for child in begun:
         os.waitpid(child, 0)
     assert all(texts), "a process that computes says what it took"
@@ -224,7 +224,7 @@ def compute_when_told(compute: Callable[[], Any], go_read: int, go_write: int, w
         os._exit(code)
 
 
-def said(end: int) -> bytes:
+def read_all(end: int) -> bytes:
     with os.fdopen(end, "rb") as file:
         return file.read()
 

@@ -42,14 +42,14 @@ def run(command: ServeCommand, call: Call) -> int:
         return DONE
     with session_of(held_folder(command, source)) as session:
         say(call, f"the run is kept in {session.folder.path}")
-        show = partial(shown, call, command)
+        show = partial(show_plan, call, command)
         run = ServingRun(
             session,
             source,
             command.asked,
             command.listen,
             show,
-            partial(heard, call),
+            partial(on_event, call),
             partial(token_made, call),
             ticking,
         )
@@ -72,7 +72,7 @@ def check_use(use: tuple[str, ...]) -> None:
 
 def source_of(command: ServeCommand, call: Call) -> ServedSource:
     """What is to be served; what can be told before torch is imported is told now."""
-    from shoestring.jobfile import job_path, parsed_flags
+    from shoestring.jobfile import job_path, parse_flags
 
     path, flags = command.model, {}
     if os.path.isdir(path):
@@ -81,13 +81,13 @@ def source_of(command: ServeCommand, call: Call) -> ServedSource:
                 f"{path} is no run and no compressed model: give the folder that `train` or `compress` wrote, or a job"
             )
         if command.job is not None:
-            flags = parsed_flags(job_path(command.job), call.words, call.own_flags)
+            flags = parse_flags(job_path(command.job), call.words, call.own_flags)
         elif call.words:
             raise Mistake(
                 f"{call.words[0]!r} is no option of this command; flags of the model's job are given with --job FILE"
             )
     else:
-        flags = parsed_flags(job_path(path), call.words, call.own_flags)
+        flags = parse_flags(job_path(path), call.words, call.own_flags)
         path = job_path(path)
     from shoestring.serving.loading import ServedSource
 
@@ -101,7 +101,7 @@ def held_folder(command: ServeCommand, source: ServedSource) -> OpenedRun:
 
     from shoestring.jobfile import job_path
     from shoestring.runs.request import request_for
-    from shoestring.runs.resume import opened
+    from shoestring.runs.resume import open_run
 
     file = Path(job_path(source.job) if source.job else source.path)
     file = file if file.is_file() else file / "job.py"
@@ -110,10 +110,10 @@ def held_folder(command: ServeCommand, source: ServedSource) -> OpenedRun:
     request = replace(
         request_for(file, dict(source.flags), None, command.asked.use, False, None), room="serving", asked=asked
     )
-    return opened(Path(command.run or f"runs/{source.name}-serving"), request, content, command.fresh, adopt=True)
+    return open_run(Path(command.run or f"runs/{source.name}-serving"), request, content, command.fresh, adopt=True)
 
 
-def shown(call: Call, command: ServeCommand, outcome: ServingOutcome) -> None:
+def show_plan(call: Call, command: ServeCommand, outcome: ServingOutcome) -> None:
     say(call, text_of(outcome, command))
     warn(outcome.chosen.warnings)
 
@@ -128,7 +128,7 @@ def token_made(call: Call, token: str) -> None:
     say(call, f"clients send the header Authorization: Bearer {token}")
 
 
-def heard(call: Call, event: Event) -> None:
+def on_event(call: Call, event: Event) -> None:
     """Tell of what happens while it serves."""
     from shoestring.core.units import bytes_text, seconds_text
     from shoestring.runs.event import Warned

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shoestring.core.units import bytes_text
 from shoestring.runs.event import Event, left_out
 
 
@@ -17,6 +18,11 @@ class Listening(Event):
     model: str
     replicas: int
     bytes: int  # of all its processes
+
+    def sentence(self) -> str:
+        return (
+            f"it answers at {self.url}, {self.replicas} replica{'s' * (self.replicas != 1)} in {bytes_text(self.bytes)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,3 +45,6 @@ class ServerChanged(Event):
 
     kind: ClassVar[str] = "server changed"
     text: str
+
+    def sentence(self) -> str:
+        return self.text

@@ -41,7 +41,7 @@ class ServeOptions:
             "size": self.size,
             "quality": self.keep,
         }
-        return Budget.parsed(percentile=share, **found)
+        return Budget.parse(percentile=share, **found)
 
     @property
     def hourly_price(self) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoestring.core.command import Command
-from shoestring.core.rooms import RoomPlugin
+from shoestring.core.rooms import RoomPlugin, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ JOBS = "The job's own arguments are flags too: name the job before --help to see
 
 class ServingPlugin(RoomPlugin):
     name: ClassVar[str] = "serving"
+    verb: ClassVar[Verb] = Verb("serve", "serving", "served")
     counts: ClassVar[str] = "request"
 
     def commands(self) -> tuple[Command, ...]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from shoestring.core.figures import Quantity
-from shoestring.core.technique import applied, in_order, parsed
-from shoestring.planning.choose import Chooser, asked_for, best_or_asked
+from shoestring.core.technique import applied, in_order, parse_technique
+from shoestring.planning.choose import Chooser, best_or_asked, requested_candidate
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.planning.room import Candidate, Room
 from shoestring.serving.catalogue import CATALOGUE, CONFLICTS
@@ -118,8 +118,8 @@ def plan_serving(
 ) -> ServingOutcome:
     """The best deployment within the budget, or exactly the techniques that are asked for. Raises OverBudget with the nearest."""
     room = ServingRoom(catalogue)
-    plain = room.confirm(asked_for((), cost))
+    plain = room.confirm(requested_candidate((), cost))
     techniques = None
     if use is not None:
-        techniques = in_order(parsed(one, catalogue) if isinstance(one, str) else one for one in use)
+        techniques = in_order(parse_technique(one, catalogue) if isinstance(one, str) else one for one in use)
     return best_or_asked(Chooser(room, cost), cost.budget, plain, techniques)

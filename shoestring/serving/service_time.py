@@ -62,7 +62,7 @@ def terms_of(lengths: Sequence[int], packed: bool) -> tuple[int, int, int, int]:
     return 1, len(lengths), len(lengths) * longest, len(lengths) * longest * longest
 
 
-def fitted(measured: Sequence[MeasuredBatch], packed: bool) -> ServiceTime:
+def fit_service_time(measured: Sequence[MeasuredBatch], packed: bool) -> ServiceTime:
     """The coefficients that are closest to what was measured, relative to it: a small batch counts as much as a large one.
 
     All subsets of the four terms are solved, and the best without a negative coefficient is taken.

@@ -12,12 +12,12 @@ from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
-from shoestring.core.technique import built
+from shoestring.core.technique import technique_from
 from shoestring.core.units import bytes_text
 from shoestring.planning.plan import read_plan
 from shoestring.processes.launch import run_worker
 from shoestring.runs.event import Begun, Event, Planning, Stopped, Warned
-from shoestring.runs.events import Events, note
+from shoestring.runs.event_log import Events, note
 from shoestring.runs.session import Execution, Session
 from shoestring.serving.batching.admission import AffineTime
 from shoestring.serving.calibrate import CalibrateTask
@@ -67,13 +67,13 @@ class ServingRun(Execution[ServingPlan, ServingResult]):
         note(self.folder, Planning())
 
     def read_plan(self, file: Mapping[str, Any]) -> ServingPlan:
-        return read_plan(file, lambda name, knobs: built(name, knobs, CATALOGUE), QUANTITIES, ServingDetails)
+        return read_plan(file, lambda name, knobs: technique_from(name, knobs, CATALOGUE), QUANTITIES, ServingDetails)
 
     def choose(self) -> ServingOutcome:
         with self.doing("measuring the model"):
             return outcome_for(self.source, self.asked)
 
-    def chosen(self, outcome: ServingOutcome) -> None:
+    def note_plan(self, outcome: ServingOutcome) -> None:
         self.show(outcome)
 
     def execute(self, plan: ServingPlan) -> ServingResult:
@@ -83,17 +83,17 @@ class ServingRun(Execution[ServingPlan, ServingResult]):
         def tell(one: Event) -> None:
             self.heard(events.add(one))
 
-        def happened(one: Happening) -> None:
+        def on_happening(one: Happening) -> None:
             nonlocal counts
             if isinstance(one, ServedFigures):
                 counts = ServingResult(
                     counts.requests + one.requests, counts.failures + one.failures, counts.refused + one.refused
                 )
-                tell(served(one))
-            elif (text := changed(one)) is not None:
+                tell(served_event(one))
+            elif (text := process_change_text(one)) is not None:
                 tell(ServerChanged(text=text))
 
-        def begun(server: Server) -> None:
+        def on_listening(server: Server) -> None:
             tell(Begun(pid=os.getpid(), steps=0, step=0, how=str(plan)))
             held, most = bytes_of_tree(os.getpid()), self.asked.budget().memory
             if most is not None and held > most:
@@ -104,7 +104,12 @@ class ServingRun(Execution[ServingPlan, ServingResult]):
             tell(Listening(url=url, model=name, replicas=deployment_of(plan).replicas, bytes=held))
 
         name = self.listen.name or self.source.name
-        serve({name: spec_of(self.source, plan, self.asked, self.folder)}, config_of(self.listen), happened, begun)
+        serve(
+            {name: spec_of(self.source, plan, self.asked, self.folder)},
+            config_of(self.listen),
+            on_happening,
+            on_listening,
+        )
         tell(Stopped(text="it was asked to stop"))
         return counts
 
@@ -154,7 +159,7 @@ def config_of(listen: ListenOptions) -> ServerConfig:
     )
 
 
-def served(one: ServedFigures) -> Served:
+def served_event(one: ServedFigures) -> Served:
     return Served(
         seconds=one.seconds,
         requests=one.requests,
@@ -166,7 +171,7 @@ def served(one: ServedFigures) -> Served:
     )
 
 
-def changed(one: Happening) -> str | None:
+def process_change_text(one: Happening) -> str | None:
     """What happened to a process, in words; None: nothing that a run keeps."""
     if isinstance(one, ReplicaDied):
         given_up = f", {one.given_up} of them given up" if one.given_up else ""

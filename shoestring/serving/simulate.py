@@ -17,7 +17,7 @@ from math import ceil
 
 import numpy as np
 
-from shoestring.serving.batching.policy import SKIPPED, Batching, filled
+from shoestring.serving.batching.policy import SKIPPED, Batching, choose_batch
 from shoestring.serving.service_time import ServiceTime
 
 REQUESTS = 2000  # simulated: a 99th percentile rests on 20 of them
@@ -40,11 +40,11 @@ class Servers:
 def waits(servers: Servers, lengths: Sequence[int], rate: float, requests: int = REQUESTS) -> np.ndarray:
     """Seconds from the arrival of each request to its answer."""
     arrivals, drawn = requests_at(lengths, rate, requests)
-    found: np.ndarray = answered(servers, arrivals, drawn) - arrivals + servers.overhead
+    found: np.ndarray = answer_times(servers, arrivals, drawn) - arrivals + servers.overhead
     return found
 
 
-def answered(servers: Servers, arrivals: Sequence[float], lengths: Sequence[int]) -> np.ndarray:
+def answer_times(servers: Servers, arrivals: Sequence[float], lengths: Sequence[int]) -> np.ndarray:
     """When each request is answered."""
     done = np.zeros(len(arrivals))
     for batch, end in batches(servers, arrivals, lengths):
@@ -62,7 +62,7 @@ def batches(servers: Servers, arrivals: Sequence[float], lengths: Sequence[int])
         while come < len(arrivals) and arrivals[come] <= now:
             waiting.append(come)
             come += 1
-        places = filled([lengths[one] for one in waiting[:AHEAD]], servers.batching)
+        places = choose_batch([lengths[one] for one in waiting[:AHEAD]], servers.batching)
         batch = [waiting[place] for place in places]
         for place in reversed(places):
             del waiting[place]
@@ -105,7 +105,7 @@ def capacity(servers: Servers, lengths: Sequence[int], requests: int = 500) -> f
     10.0
     """
     drawn = np.random.default_rng(SEED).choice(np.asarray(lengths), requests)
-    return requests / float(answered(servers, [0.0] * requests, drawn.tolist()).max())
+    return requests / float(answer_times(servers, [0.0] * requests, drawn.tolist()).max())
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shoestring.core.technique import text
 from shoestring.core.units import seconds_text, unit_text
 from shoestring.planning.plan import Outcome, Plan
-from shoestring.show.terminal import PIPE, Screen, aligned, indented, plain, rendered, table_part
+from shoestring.show.terminal import PIPE, Screen, align_columns, indent_text, plain, render_text, table_part
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,19 +29,19 @@ def outcome_text(
     level = chosen.exactness
     parts: list[RenderableType] = [
         plain(f"plan{f' for {limits}' if limits else ''}, {level.word}: {chosen}"),
-        indented(f"{level.word}: {level.meaning}"),
+        indent_text(f"{level.word}: {level.meaning}"),
         "",
-        *(indented(f"{text(one)}: {one.why}") for one in chosen.techniques),
+        *(indent_text(f"{text(one)}: {one.why}") for one in chosen.techniques),
         *[""] * bool(chosen.techniques),
         *(line for warning in chosen.warnings for line in (plain(f"warning: {warning}"), "")),
-        *compared_plans(plan_rows(outcome, columns), screen),
+        *plan_comparison(plan_rows(outcome, columns), screen),
         "",
         *about,
         *more_budget(outcome.more, columns),
         *not_used(outcome.refused),
         *basis(outcome),
     ]
-    return rendered(parts, screen)
+    return render_text(parts, screen)
 
 
 def plan_rows(outcome: Outcome[Any], columns: Sequence[Quantity]) -> list[list[str]]:
@@ -61,7 +61,7 @@ def plan_rows(outcome: Outcome[Any], columns: Sequence[Quantity]) -> list[list[s
     ]
 
 
-def compared_plans(rows: Sequence[Sequence[str]], screen: Screen) -> list[RenderableType]:
+def plan_comparison(rows: Sequence[Sequence[str]], screen: Screen) -> list[RenderableType]:
     """Plans as a table, or, if that would break names, as a name and a line of figures each."""
     figures_at = range(1, len(rows[0]) - 1)
     if screen.width is None or screen.width >= NARROW:
@@ -71,7 +71,7 @@ def compared_plans(rows: Sequence[Sequence[str]], screen: Screen) -> list[Render
         for name, *cells, why in rows[1:]
         for part in (
             plain(name),
-            indented(
+            indent_text(
                 ", ".join(f"{label} {cell}" for label, cell in zip(rows[0][1:-1], cells, strict=True)) + f": {why}"
             ),
         )
@@ -90,13 +90,13 @@ def more_budget(more: Sequence[Plan[Any, Any]], columns: Sequence[Quantity]) -> 
         )
         for plan in more
     ]
-    return ["", plain("what a larger budget would buy, by arithmetic:"), aligned(rows, right=0)]
+    return ["", plain("what a larger budget would buy, by arithmetic:"), align_columns(rows, right=0)]
 
 
 def not_used(refused: Sequence[tuple[str, str]]) -> list[RenderableType]:
     if not refused:
         return []
-    return ["", plain("not used:"), *(indented(f"{name}: {why}") for name, why in refused)]
+    return ["", plain("not used:"), *(indent_text(f"{name}: {why}") for name, why in refused)]
 
 
 def basis(outcome: Outcome[Any]) -> list[RenderableType]:
@@ -107,11 +107,11 @@ def basis(outcome: Outcome[Any]) -> list[RenderableType]:
         tried = f"{outcome.tried:,} combination{'s' * (outcome.tried != 1)} tried"
         lines += [f"{tried}, {outcome.fitting:,} fit by arithmetic{took}"]
     lines += [f"how its figures are known: {outcome.chosen.basis}"] if outcome.chosen.basis else []
-    lines += [measured_earlier(outcome.measured_at)] if outcome.measured_at else []
+    lines += [measurement_note(outcome.measured_at)] if outcome.measured_at else []
     return [plain(line) for line in lines]
 
 
-def measured_earlier(when: float) -> str:
+def measurement_note(when: float) -> str:
     """When the figures of a plan were measured, and what to do if that is too long ago."""
     return (
         f"measured earlier, at {strftime('%Y-%m-%d %H:%M', localtime(when))}, on this machine; files that the job reads may have "

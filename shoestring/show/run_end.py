@@ -30,7 +30,7 @@ def session_of(held: OpenedRun) -> Session:
     return Session(held, page, lambda text: warn([text]))
 
 
-def unfinished(call: Call, asked: RunOptions, session: Session, said: str, unsaved: str) -> int:
+def report_unfinished(call: Call, asked: RunOptions, session: Session, said: str, unsaved: str) -> int:
     """Report a run that the same command continues."""
     from shoestring.runs.report import report_of
 
@@ -43,7 +43,7 @@ def unfinished(call: Call, asked: RunOptions, session: Session, said: str, unsav
     return STOPPED
 
 
-def reported(
+def report_finished(
     call: Call,
     asked: RunOptions,
     report: Mapping[str, Any],
@@ -65,15 +65,16 @@ def reported(
     if call.json:
         print(json.dumps(finite_json(dict(report))))
         return DONE
-    with believed_report(run):
+    with check_report(run):
         place = Path(asked.report or run / "report.html")
         shown(report, place) if shown is not None else show(report, told, place)
     return DONE
 
 
 @contextmanager
-def believed_report(run: Path) -> Iterator[None]:
-    """While inside, what a run's report.json says that can't be is told as its fault: anybody may have written it."""
+def check_report(run: Path) -> Iterator[None]:
+    """While inside, an error from impossible content is reported as the fault of the run's report.json, which anybody
+    may have written."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
@@ -85,17 +86,17 @@ def believed_report(run: Path) -> Iterator[None]:
 
 def show(report: Mapping[str, Any], told: Report, page: Path) -> None:
     from shoestring.core.figures import AS
-    from shoestring.planning.quantities import compared
+    from shoestring.planning.quantities import compare_figures
     from shoestring.show.cut import model_cut
     from shoestring.show.terminal import beside
     from shoestring.show.timeline import cut_text
 
-    print("", beside(compared(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")
+    print("", beside(compare_figures(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")
     for one in report.get("workers", ()):  # the table above is about the largest worker
         known = (
             f"{figure.quantity.label} {figure.quantity.text(figure.measured)} "
             f"({figure.off_text}{'' if figure.off_text == AS else ' what was predicted'})"
-            for figure in compared(one["predicted"], one["measured"])
+            for figure in compare_figures(one["predicted"], one["measured"])
             if figure.off is not None
         )
         print(f"worker {one['rank']}: {', '.join(known) or 'nothing was predicted of it'}")

@@ -33,11 +33,11 @@ DASHES = (
 )
 
 
-def rendered(parts: Iterable[RenderableType], screen: Screen) -> str:
+def render_text(parts: Iterable[RenderableType], screen: Screen) -> str:
     """Text that rich makes of these parts, one below the other."""
     from io import StringIO
 
-    from rich.console import Console
+    from shoestring.show.rich_parts import Console
 
     text = StringIO()
     console = Console(
@@ -59,9 +59,7 @@ def rendered(parts: Iterable[RenderableType], screen: Screen) -> str:
 def table_part(rows: Sequence[Sequence[str]], right: Iterable[int] = (), bold: int | None = None) -> RenderableType:
     """Rows of cells in aligned columns; the first row is the heading, and row `bold` is highlighted. Right-aligned
     cells (figures) are never cut."""
-    from rich.box import Box
-    from rich.table import Table
-    from rich.text import Text
+    from shoestring.show.rich_parts import Box, Table, Text
 
     to_right = set(right)
     drawn = Table(
@@ -86,22 +84,19 @@ def table(rows: Sequence[Sequence[str]], right: Iterable[int] = (), screen: Scre
     ------ ------
     plain   1 GiB
     """
-    return rendered([table_part(rows, right)], screen)
+    return render_text([table_part(rows, right)], screen)
 
 
-def indented(text: str, by: int = 2) -> RenderableType:
+def indent_text(text: str, by: int = 2) -> RenderableType:
     """A paragraph that stays indented where it is wrapped."""
-    from rich.padding import Padding
-    from rich.text import Text
+    from shoestring.show.rich_parts import Padding, Text
 
     return Padding.indent(Text(text, overflow="fold"), by)
 
 
-def aligned(rows: Iterable[Sequence[str]], right: int) -> RenderableType:
+def align_columns(rows: Iterable[Sequence[str]], right: int) -> RenderableType:
     """Indented rows of cells; the columns `right` are right-aligned, and long text is wrapped in the last column."""
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
+    from shoestring.show.rich_parts import Padding, Table, Text
 
     found = list(rows)
     last = len(found[0]) - 1 if found else 0
@@ -124,7 +119,7 @@ def bar(share: float, width: int = 24) -> str:
 
 
 def plain(text: str) -> RenderableType:
-    from rich.text import Text
+    from shoestring.show.rich_parts import Text
 
     return Text(text, overflow="fold")
 
@@ -184,15 +179,15 @@ def variants(told: ProgressLine) -> Iterator[list[str]]:
     memory = f"{bytes_text(told.used)} of {bytes_text(told.budget)}" if told.budget else bytes_text(told.used)
     filled = f" {bar(told.used / told.budget, 8)}" if told.budget else ""
 
-    def drawn(width: int, where: str) -> str:
+    def with_bar(width: int, where: str) -> str:
         return where if done is None else f"{bar(done, width)} {where}"
 
-    yield [drawn(20, place + epoch), loss, *rate, *tried, f"memory {memory}{filled}", *left]
-    yield [drawn(8, place + epoch), loss, *rate, *tried, memory, *left]
-    yield [drawn(8, place + epoch), loss, *tried, bytes_text(told.used), *left]
+    yield [with_bar(20, place + epoch), loss, *rate, *tried, f"memory {memory}{filled}", *left]
+    yield [with_bar(8, place + epoch), loss, *rate, *tried, memory, *left]
+    yield [with_bar(8, place + epoch), loss, *tried, bytes_text(told.used), *left]
     yield [place + epoch, loss, *tried, bytes_text(told.used), *left]
     yield [place + epoch, loss, *tried, *left]
-    yield [drawn(8, place + epoch), loss, bytes_text(told.used), *left]
+    yield [with_bar(8, place + epoch), loss, bytes_text(told.used), *left]
     yield [place + epoch, loss, bytes_text(told.used), *left]
     yield [place + epoch, loss, *left]
     yield [place, loss, *left]

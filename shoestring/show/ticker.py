@@ -39,7 +39,7 @@ class Ticker:
         with self.lock:
             self.doing = doing
 
-    def said(self) -> None:
+    def note_line(self) -> None:
         self.last = self.clock()
 
     @property
@@ -53,7 +53,7 @@ class Ticker:
         with self.lock:
             if self.doing and self.due:
                 self.say(f"{self.doing}, {about(self.clock() - self.since)} so far …")
-                self.said()
+                self.note_line()
 
     @contextmanager
     def running(self, wanted: bool = True) -> Iterator[None]:

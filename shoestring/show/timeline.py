@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from shoestring.core.actions import Action, ActionSpan, Kind, Timeline, idle_share
 from shoestring.core.units import seconds_text
 from shoestring.show.cut import ModelCut
-from shoestring.show.terminal import PIPE, Screen, plain, rendered, table_part
+from shoestring.show.terminal import PIPE, Screen, plain, render_text, table_part
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -67,11 +67,6 @@ class TimeGrid:
     names: Mapping[
         Kind, int
     ]  # how much of an action's name fits: 1 its letter, 2 with the micro-batch, 3 with the chunk
-
-
-def drawn(timeline: Timeline, width: int) -> list[str]:
-    """The picture in plain text, at most `width` columns wide."""
-    return [row.text for row in rows(timeline, grid_of([timeline], width))]
 
 
 def rows(timeline: Timeline, grid: TimeGrid) -> list[TimelineRow]:
@@ -201,7 +196,7 @@ def label(action: Action, workers: int, much: int, room: int) -> str:
 def timeline_text(predicted: Timeline, measured: Timeline | None = None, screen: Screen = PIPE) -> str:
     """The predicted timeline, and the measured one below on the same scale, with the idle percentage of each and a
     legend."""
-    return rendered(timeline_parts(predicted, measured, screen), screen)
+    return render_text(timeline_parts(predicted, measured, screen), screen)
 
 
 def timeline_parts(predicted: Timeline, measured: Timeline | None, screen: Screen) -> list[RenderableType]:
@@ -209,7 +204,7 @@ def timeline_parts(predicted: Timeline, measured: Timeline | None, screen: Scree
     grid = grid_of([timeline for _, timeline in shown], screen.width or ON_PIPE)
     parts: list[RenderableType] = []
     for name, timeline in shown:
-        parts += [plain(f"{name}: {told(timeline)}"), *map(coloured, rows(timeline, grid))]
+        parts += [plain(f"{name}: {idle_text(timeline)}"), *map(rich_row, rows(timeline, grid))]
     return [*parts, plain(legend(predicted, grid))]
 
 
@@ -229,10 +224,10 @@ def cut_parts(cut: ModelCut, screen: Screen) -> list[RenderableType]:
 
 
 def cut_text(cut: ModelCut, screen: Screen = PIPE) -> str:
-    return rendered(cut_parts(cut, screen), screen)
+    return render_text(cut_parts(cut, screen), screen)
 
 
-def told(timeline: Timeline) -> str:
+def idle_text(timeline: Timeline) -> str:
     first, last = ends(timeline)
     return f"{seconds_text(last - first)}, {100 * idle_share(timeline):.0f} % idle"
 
@@ -247,8 +242,8 @@ def legend(timeline: Timeline, grid: TimeGrid) -> str:
     return ", ".join([*words, *numbered, *(["a, b, ... the chunks of a stage"] if several else []), "· idle"])
 
 
-def coloured(row: TimelineRow) -> RenderableType:
-    from rich.text import Text
+def rich_row(row: TimelineRow) -> RenderableType:
+    from shoestring.show.rich_parts import Text
 
     return Text.assemble(
         row.name, *((one.text, COLOURS[one.tone]) for one in row.stretches), no_wrap=True, overflow="crop"

@@ -15,8 +15,8 @@ from shoestring.core.exactness import check_level
 from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
 from shoestring.core.technique import in_order
-from shoestring.planning.choose import asked_for
-from shoestring.planning.plan import named
+from shoestring.planning.choose import requested_candidate
+from shoestring.planning.plan import techniques_text
 from shoestring.training.conflicts import conflict
 from shoestring.training.predict import Combination
 from shoestring.training.technique import TrainingTechnique as Technique
@@ -26,13 +26,13 @@ def check_together(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
     """The techniques in their order; refused if two of them can't be combined. Needs no job."""
     ordered = in_order(techniques)
     if reason := conflict(ordered):
-        raise Mistake(f"{named(ordered)} can't be combined: {reason}")
+        raise Mistake(f"{techniques_text(ordered)} can't be combined: {reason}")
     return ordered
 
 
 def admit(techniques: Iterable[Technique], ledger: Ledger, exact: str | None = None) -> Combination:
     """The techniques as a candidate for the ledger's job; a Mistake says why they can't be used."""
-    one = asked_for(check_together(techniques), ledger)
+    one = requested_candidate(check_together(techniques), ledger)
     check_level(one.exactness, exact, str(one))
     return one
 

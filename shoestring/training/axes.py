@@ -39,7 +39,7 @@ def explain_cut(plan: TrainingPlan, plain: TrainingPlan, memory: int) -> Trainin
         instead = f"with a whole copy on every worker, {plain} needs {bytes_text(simplest['process_bytes'])} of {bytes_text(memory)}"
     else:
         instead = f"with a whole copy on every worker, {plain} takes {seconds_text(simplest['step_seconds'])} a step"
-    return plan.detailed(staging=replace(cut, why=f"{where}; {waits}; {instead}"))
+    return plan.with_details(staging=replace(cut, why=f"{where}; {waits}; {instead}"))
 
 
 def kinds_of_workers(job: Job, sizes: Mapping[str, int], serves: bool) -> list[tuple[int, ...]]:

@@ -125,7 +125,7 @@ def clash(one: Technique[Any, Any], other: Technique[Any, Any]) -> str:
 @lru_cache(1 << 16)  # a search asks at every step
 def names(technique: Technique[Any, Any]) -> tuple[str, ...]:
     """A technique's own name, and its other names that are in the table."""
-    own, *others = technique.called
+    own, *others = technique.conflict_names
     return own, *(name for name in others if name in KNOWN)
 
 

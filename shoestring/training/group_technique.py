@@ -31,8 +31,8 @@ class GroupTechnique(TrainingTechnique, ABC):
     unites: ClassVar[str]  # the axis of the mesh along which its workers are arranged
 
     @property
-    def called(self) -> tuple[str, ...]:
-        return (*super().called, UNITING, f"{UNITING} along {self.unites}")
+    def conflict_names(self) -> tuple[str, ...]:
+        return (*super().conflict_names, UNITING, f"{UNITING} along {self.unites}")
 
     @property
     def across(self) -> int:
@@ -82,7 +82,7 @@ class StagedTechnique(GroupTechnique, ABC):
         plan, in which other techniques may have changed the seconds of blocks."""
 
     @abstractmethod
-    def tried_as(self) -> StagedTechnique:
+    def trial_setting(self) -> StagedTechnique:
         """The setting whose stages must compute the losses and gradients of one process. That is tried with numbers
         before a plan states its exactness."""
 

@@ -19,16 +19,16 @@ from torch import Tensor, nn
 
 from shoestring.core import random_state
 from shoestring.core.batch import Batch
+from shoestring.core.data_objects import GivenData
 from shoestring.core.errors import Mistake
 from shoestring.core.files import temporary_folder
-from shoestring.core.given import GivenData
 from shoestring.core.job import Job, default_forward, default_optimizer
 from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.data.elements import check_held_out
 from shoestring.data.feed import first_steps
-from shoestring.jobfile import Course, job_path, loaded_job, with_course
+from shoestring.jobfile import Course, job_path, load_job, with_course
 from shoestring.planning.plan import Outcome, Plan
-from shoestring.runs.initial_weights import valued
+from shoestring.runs.initial_weights import fill_weights
 from shoestring.runs.options import RunOptions
 from shoestring.runs.report import Report
 from shoestring.show.terminal import PIPE, Screen
@@ -95,11 +95,11 @@ def plan(
 
     Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
-    with speaking_of_arguments(), random_state.kept():
+    with speaking_of_arguments(), random_state.fork_rng():
         refuse_while_imported("plan")
         outcome = plan_job(
             made_job(job, Course(steps, epochs, seed), flags),
-            PlanOptions(memory, given(use), None, fresh_plan, exact, inexact),
+            PlanOptions(memory, as_tuple(use), None, fresh_plan, exact, inexact),
             devices,
             here,
             model=model,
@@ -120,19 +120,19 @@ def text_for_script(outcome: TrainingOutcome) -> str:
     return training_outcome_text(outcome, Screen(width) if width else PIPE)
 
 
-def given(use: Iterable[Technique | str] | None) -> tuple[Technique | str, ...] | None:
+def as_tuple(use: Iterable[Technique | str] | None) -> tuple[Technique | str, ...] | None:
     return None if use is None else tuple(use)
 
 
 def made_job(job: Jobs, course: Course, flags: Mapping[str, Any]) -> Job:
     """The job that the caller's arguments describe."""
     if not isinstance(job, Job):
-        return loaded_job(job_path(str(job)), {**flags, **course.given})
+        return load_job(job_path(str(job)), {**flags, **course.values})
     if flags:
         raise Mistake(
             f"{', '.join(flags)}: arguments of a job file, and this is a Job, which is made already: make it with them"
         )
-    return with_course(job, course.given)
+    return with_course(job, course.values)
 
 
 def train(
@@ -168,14 +168,14 @@ def train(
                 requested steps. Objects that they need are pickled, and they import the script to find its classes and functions:
                 call it under `if __name__ == "__main__":`, and define those at the top level
     """
-    with speaking_of_arguments(), random_state.kept():
+    with speaking_of_arguments(), random_state.fork_rng():
         refuse_while_imported("train", devices)
         made, kept = made_job(job, Course(steps, epochs, seed), flags), RunOptions(run, fresh, adopt, save_every, keep)
         kept.check()
     if devices > 1:
         return speak_of_arguments(steps_of_group(made, plan, model, kept, devices))
     return speak_of_arguments(
-        trained_here(made, plan, model) if run is None else as_steps(kept_steps(made, plan, model, kept))
+        train_here(made, plan, model) if run is None else as_steps(kept_steps(made, plan, model, kept))
     )
 
 
@@ -209,7 +209,7 @@ def speak_of_arguments(found: Generator[Step, None, None]) -> Iterator[Step]:
         yield from random_state.drawing_apart(found)
 
 
-def trained_here(
+def train_here(
     job: Job, plan: TrainingPlan | TrainingOutcome | Iterable[Technique | str], model: nn.Module | None
 ) -> Generator[Step, None, None]:
     check_held_out(job)
@@ -278,7 +278,7 @@ def fit(
                 or parts of it). As for `train`: call it under `if __name__ == "__main__":`, with pickled objects defined at the top level
     """
     asked, kept = (
-        PlanOptions(memory, given(use), None, fresh_plan, exact, inexact),
+        PlanOptions(memory, as_tuple(use), None, fresh_plan, exact, inexact),
         RunOptions(run, fresh, adopt, save_every, keep),
     )
     with speaking_of_arguments():
@@ -293,20 +293,20 @@ def fit(
     data = GivenData(batches, checked=run is None)  # without a run folder, batches may differ from round to round
     job = Job(model=Given(model), data=data, loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
     if devices > 1:
-        with speaking_of_arguments(), random_state.kept(), temporary_folder() as folder:
-            return fitted_by_group(job, model, asked, replace(kept, run=run or folder / "run"), devices, folder)
-    with speaking_of_arguments(), random_state.kept():
+        with speaking_of_arguments(), random_state.fork_rng(), temporary_folder() as folder:
+            return fit_by_group(job, model, asked, replace(kept, run=run or folder / "run"), devices, folder)
+    with speaking_of_arguments(), random_state.fork_rng():
         outcome = for_script(plan_job(job, asked, model=model))
     steps_done = train(job, outcome, model, run=run, fresh=fresh, adopt=adopt, save_every=save_every, keep=keep)
     return FitResult(outcome, tuple(step.loss for step in steps_done))
 
 
-def fitted_by_group(
+def fit_by_group(
     job: Job, model: nn.Module, asked: PlanOptions, kept: RunOptions, devices: int, folder: Path
 ) -> FitResult:
     sent_job = send_job(job, model, folder, devices)
     found = plan_job(sent_job, asked, devices, model=model)
-    report = group_of(job, sent_job, found, model, kept, devices).done()
+    report = group_of(job, sent_job, found, model, kept, devices).run()
     return FitResult(for_script(found), tuple(report.curves.losses), report)
 
 
@@ -327,7 +327,7 @@ def verify(
     job, steps, epochs, seed, flags    as for `plan`
     plan        the result of `plan`, a Plan, or techniques
     """
-    with speaking_of_arguments(), random_state.kept():
+    with speaking_of_arguments(), random_state.fork_rng():
         refuse_while_imported("verify")
         VerifyCommand(check_steps=check_steps).check()
         made = made_job(job, Course(steps, epochs, seed), flags)
@@ -335,7 +335,7 @@ def verify(
         states = []
         for techniques in ((), techniques_for(made, plan, None, worker_of(made, None))):
             random_state.seed(made.seed)
-            model = valued(made.model(), made)
+            model = fill_weights(made.model(), made)
             for _ in steps_here(short, techniques, model):
                 pass
             states.append(model.state_dict())

@@ -9,16 +9,16 @@ from typing import Any
 
 from torch import nn
 
-from shoestring.core.called import described
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
-from shoestring.core.technique import parsed
+from shoestring.core.technique import parse_technique
+from shoestring.core.user_functions import value_text
 from shoestring.data.feed import with_step_count
 from shoestring.data.lengths import shared_data
 from shoestring.planning.answers import MeasuredAnswers
-from shoestring.planning.plan import Outcome, Plan, named
+from shoestring.planning.plan import Outcome, Plan, techniques_text
 from shoestring.processes.task import Worker
 from shoestring.training.admission import check_together, is_same_job
 from shoestring.training.catalogue import CATALOGUE
@@ -54,7 +54,7 @@ def check_named(
         here=here or devices,
         kept=kept,
     )
-    return planner.admitted(techniques).exactness
+    return planner.check_named(techniques).exactness
 
 
 def unchecked_techniques(plan: TrainingPlan | TrainingOutcome, job: Job) -> tuple[Technique, ...]:
@@ -67,11 +67,13 @@ def unchecked_techniques(plan: TrainingPlan | TrainingOutcome, job: Job) -> tupl
 def given_techniques(given: Any) -> tuple[Technique, ...]:
     """Techniques that a script names, as objects or as `--use` takes them; one may stand alone."""
     several = isinstance(given, Iterable) and not isinstance(given, str)
-    found = [parsed(item, CATALOGUE) if isinstance(item, str) else item for item in (given if several else (given,))]
+    found = [
+        parse_technique(item, CATALOGUE) if isinstance(item, str) else item for item in (given if several else (given,))
+    ]
     for item in found:
         if not isinstance(item, Technique):
             raise Mistake(
-                f"{described(item)} is no technique: give the result of shoestring.plan, or techniques such as "
+                f"{value_text(item)} is no technique: give the result of shoestring.plan, or techniques such as "
                 f'["Checkpoint(every=2)"]'
             )
     return tuple(found)
@@ -90,10 +92,10 @@ def techniques_for(
         return plan.chosen.techniques if isinstance(plan, Outcome) else plan.techniques
     techniques = given_techniques(plan)
     if (level := check_named(job, techniques, model, worker)) is Exactness.CHANGED:
-        warnings.warn(f"{named(techniques)} is {level.word} for this job: {level.meaning}", stacklevel=2)
+        warnings.warn(f"{techniques_text(techniques)} is {level.word} for this job: {level.meaning}", stacklevel=2)
     if late := tuple(one for one in techniques if one.environment):
         warnings.warn(
-            f"{named(late)} is set when a process starts, and this one runs already: it has no effect here, and the weights are "
+            f"{techniques_text(late)} is set when a process starts, and this one runs already: it has no effect here, and the weights are "
             f"the same; shoestring train starts a process with it",
             stacklevel=2,
         )

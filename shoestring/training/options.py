@@ -72,7 +72,7 @@ class PlanOptions:
         return None if self.memory is None else budget_bytes(self.memory)
 
     @property
-    def written(self) -> tuple[str, ...] | None:
+    def use_texts(self) -> tuple[str, ...] | None:
         """The requested techniques, as text."""
         if self.use is None:
             return None

@@ -8,7 +8,7 @@ from shoestring.core.units import bytes_text
 from shoestring.planning.quantities import MEASURABLE
 from shoestring.runs.plan_summary import CutPlan
 from shoestring.show.outcome import outcome_text
-from shoestring.show.terminal import PIPE, Screen, aligned, bar, indented, plain
+from shoestring.show.terminal import PIPE, Screen, align_columns, bar, indent_text, plain
 from shoestring.training.plan import TrainingOutcome, TrainingPlan
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def standing(plan: TrainingPlan, screen: Screen) -> list[RenderableType]:
     if found.staging is None:
         return [mesh, ""]
     cut = model_cut(CutPlan(found.mesh, found.staging, found.ranks))
-    return [mesh, *([indented(cut.why)] if cut.why else []), "", *cut_parts(cut, screen), ""]
+    return [mesh, *([indent_text(cut.why)] if cut.why else []), "", *cut_parts(cut, screen), ""]
 
 
 def peak_part(plan: TrainingPlan) -> list[RenderableType]:
@@ -78,4 +78,4 @@ def peak_part(plan: TrainingPlan) -> list[RenderableType]:
         return []
     whole = sum(parts.values()) or 1
     rows = ((name, bytes_text(size), bar(size / whole)) for name, size in parts.items() if size * 200 > whole)
-    return [plain(f"the peak is in the {plan.details.where}:"), aligned(rows, right=1)]
+    return [plain(f"the peak is in the {plan.details.where}:"), align_columns(rows, right=1)]

@@ -29,8 +29,8 @@ class TrainingReport:
 class TrainingPage(RoomPage[TrainingReport | None]):
     plain: ClassVar[str] = "Plain training"
     note: ClassVar[str] = (
-        "Highest memory at any moment, and the time of one step. The difference is that of what was measured from what was "
-        "predicted; plain is what training without any technique would need."
+        "Highest memory at any moment, and the time of one step. The difference is measured minus predicted; "
+        "plain is what training without any technique would need."
     )
     templates: ClassVar[str] = "shoestring.training"
 

@@ -12,10 +12,10 @@ from shoestring.core.codec import Unreadable
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.regular import read_regular
-from shoestring.core.seal import Damaged, unsealed
+from shoestring.core.seal import Damaged, unseal
 from shoestring.core.staging import RankFigures, Staging
-from shoestring.core.sums import Speeds
-from shoestring.core.technique import built, parsed, text
+from shoestring.core.sum_costs import Speeds
+from shoestring.core.technique import parse_technique, technique_from, text
 from shoestring.data.lengths import Lengths
 from shoestring.planning.plan import Outcome, Plan, read_plan
 from shoestring.planning.quantities import QUANTITIES
@@ -67,7 +67,7 @@ def training_plan(
 
 
 def technique_in(name: str, knobs: Mapping[str, Any]) -> Technique:
-    return built(name, knobs, CATALOGUE)
+    return technique_from(name, knobs, CATALOGUE)
 
 
 def plan_in(file: Mapping[str, Any]) -> TrainingPlan:
@@ -78,7 +78,7 @@ def plan_in(file: Mapping[str, Any]) -> TrainingPlan:
 
 def check_paths(techniques: Iterable[Technique], given: Iterable[str | Technique], where: object) -> None:
     """Refuse a folder named by techniques in a file, unless the user wrote the same technique."""
-    own = {one if isinstance(one, Technique) else parsed(one, CATALOGUE) for one in given}
+    own = {one if isinstance(one, Technique) else parse_technique(one, CATALOGUE) for one in given}
     for technique in techniques:
         named_folders = [knob for knob in technique.folders if vars(technique)[knob]]
         if named_folders and technique not in own:
@@ -91,7 +91,7 @@ def check_paths(techniques: Iterable[Technique], given: Iterable[str | Technique
 def load_plan(path: Path) -> TrainingPlan:
     """The plan in a file named by the user. Plans stored by a run are sealed, so damage is noticed."""
     try:
-        data, _ = unsealed(read_regular(path), ours=False)
+        data, _ = unseal(read_regular(path), ours=False)
         plan = plan_in(data)
     except Damaged as error:
         raise Mistake(

@@ -21,8 +21,8 @@ from shoestring.core.link import Link
 from shoestring.data.lengths import Lengths, Look, batches_at, look, planned_for
 from shoestring.measure.process import address_limit, memory_free
 from shoestring.planning.answers import MeasuredAnswers
-from shoestring.planning.choose import Chooser, asked_for
-from shoestring.planning.plan import Outcome, named
+from shoestring.planning.choose import Chooser, requested_candidate
+from shoestring.planning.plan import Outcome, techniques_text
 from shoestring.processes.task import Worker
 from shoestring.training.admission import admit, check_together
 from shoestring.training.axes import explain_cut
@@ -77,7 +77,7 @@ class Planner:
 
     @cached_property
     def rehearsals(self) -> Rehearsals:
-        found = self.looked()
+        found = self.look_at_batches()
         jobs = [planned_for(self.job, batch) for batch in found.batches] or [self.job]
         if self.devices > 1:
             near, speeds = self.devices == self.here and not self.hardware.described, self.hardware.speeds
@@ -95,7 +95,7 @@ class Planner:
             candidates=tuple((size.number, job) for size, job in zip(sizes, jobs, strict=False)),
         )
 
-    def looked(self) -> Look:
+    def look_at_batches(self) -> Look:
         """Which batches to plan for. The result of an earlier planning is used again."""
         if self.kept is None or self.job.largest is not None:
             return look(self.job)
@@ -138,14 +138,14 @@ class Planner:
         for."""
         if forced is not None:
             check_together(forced)  # before anything is measured
-            ledger = self.looked_at(self.ledger)
+            ledger = self.inspect_or_plain_only(self.ledger)
             if isinstance(ledger, PlainOnly):
                 return self.plain_outcome(ledger, memory, forced)
             return with_doubt(self.outcome_of(ledger, memory, forced))
-        found = self.looked_at(lambda: self.at_once(memory) or self.outcome_of(self.ledger(), memory))
+        found = self.inspect_or_plain_only(lambda: self.at_once(memory) or self.outcome_of(self.ledger(), memory))
         return self.plain_outcome(found, memory) if isinstance(found, PlainOnly) else with_doubt(found)
 
-    def looked_at(self, look: Callable[[], T]) -> T | PlainOnly:
+    def inspect_or_plain_only(self, look: Callable[[], T]) -> T | PlainOnly:
         """The result of inspecting the job; if inspection itself fails, a PlainOnly that says why."""
         try:
             return look()
@@ -157,7 +157,10 @@ class Planner:
     def plain_only(self, error: Exception) -> PlainOnly:
         known = vars(self).get("rehearsals")  # None: not even the sizes of batches are known
         largest, numbers = (known.job, known.numbers) if isinstance(known, Rehearsals) else (None, ())
-        return PlainOnly(self.job, error, self.worker, self.model, self.hardware.environment, largest, numbers)
+        doubt = known.lengths.doubt if isinstance(known, Rehearsals) else ""
+        return PlainOnly(
+            self.job, error, self.worker, self.model, self.hardware.environment, largest, numbers, doubt=doubt
+        )
 
     def plain_outcome(
         self, found: PlainOnly, memory: int | None, forced: tuple[Technique, ...] = ()
@@ -166,10 +169,10 @@ class Planner:
         if self.devices > 1 or self.hardware.described:
             raise found.refusal("this job can't be planned for a group of workers or another machine") from found.error
         if forced:
-            raise found.refusal(f"{named(forced)} can't be used for this job") from found.error
+            raise found.refusal(f"{techniques_text(forced)} can't be used for this job") from found.error
         self.tell("trying plain training, because shoestring could not look at the model")
         plain = found.plan(memory)
-        return Outcome(plain, plain, budget=Budget(memory=self.free(memory)), seconds=self.elapsed())
+        return Outcome(plain, plain, budget=Budget(memory=self.free(memory)), seconds=self.seconds_so_far())
 
     def at_once(self, memory: int | None) -> TrainingOutcome | None:
         """The outcome if plain training leaves much of the budget idle: plain training, or a plan that is only faster;
@@ -193,7 +196,7 @@ class Planner:
         faster = tuple(kind for kind in self.catalogue if kind.speeds_up)
         evidence = gather_evidence(self.rehearsals, (), only=())
         predictor = Predictor(self.rehearsals, evidence, roomy=True)
-        plain = predictor.plan(asked_for((), evidence.ledger))
+        plain = predictor.plan(requested_candidate((), evidence.ledger))
         if plain.predicted["process_bytes"] > ROOM * budget or evidence.anchor is None:
             return None
         room = TrainingRoom(predictor, faster, plain)
@@ -203,7 +206,7 @@ class Planner:
             "saves memory was not looked at"
         )
         chosen = replace(explain_cut(found.chosen, plain, budget), basis=f"{found.chosen.basis}; {idle}")
-        return replace(found, chosen=chosen, seconds=self.elapsed())
+        return replace(found, chosen=chosen, seconds=self.seconds_so_far())
 
     def outcome_of(
         self, ledger: Ledger, memory: int | None, forced: tuple[Technique, ...] | None = None
@@ -213,14 +216,14 @@ class Planner:
         assert budget.memory is not None, "the budget is at least the free memory"
         simplest: tuple[Technique, ...] = (TOGETHER,) if self.devices > 1 else ()
         apart = TOGETHER.refusal(ledger) if simplest else ""  # why workers can't each train a replica
-        one = asked_for(() if apart else simplest, ledger)
+        one = requested_candidate(() if apart else simplest, ledger)
         plain = self.predictor.sketch(one) if apart or self.is_hopeless(one, budget) else self.predictor.plan(one)
         if forced is not None:
             chosen = self.figures_of(ledger, forced) if forced != simplest or apart else plain
-            fits = int(not budget.broken(chosen.numbers()))
+            fits = int(not budget.broken_limits(chosen.numbers()))
             chosen = explain_cut(self.predictor.with_ranks(chosen), plain, budget.memory)
             chosen = chosen if apart else with_warning(chosen, plain)
-            return Outcome(chosen, plain, asked=True, fitting=fits, budget=budget, seconds=self.elapsed())
+            return Outcome(chosen, plain, asked=True, fitting=fits, budget=budget, seconds=self.seconds_so_far())
         self.tell("ranking all combinations of techniques")
         room = TrainingRoom(self.predictor, self.catalogue, plain, self.inexact, apart)
         self.predictor.limit = budget.memory
@@ -231,12 +234,12 @@ class Planner:
         finally:
             self.predictor.limit = inf
         chosen = explain_cut(self.predictor.with_ranks(found.chosen), plain, budget.memory)
-        return replace(found, chosen=chosen, seconds=self.elapsed())
+        return replace(found, chosen=chosen, seconds=self.seconds_so_far())
 
     def is_hopeless(self, one: Combination, budget: Budget) -> bool:
         """Whether a described device is so much too small for a plan that a rehearsal, which takes seconds for a large
         model, would tell nothing new."""
-        return self.hardware.described and bool(budget.broken(one.numbers(), HOPELESS))
+        return self.hardware.described and bool(budget.broken_limits(one.numbers(), HOPELESS))
 
     def budget(self, memory: int | None) -> Budget:
         """The memory for a process: what was asked for or is free, up to the limit of its address space."""
@@ -252,13 +255,13 @@ class Planner:
     def levels(self) -> tuple[Exactness, ...]:
         return allowed_levels(self.exact, self.inexact)
 
-    def admitted(self, techniques: tuple[Technique, ...]) -> Combination:
+    def check_named(self, techniques: tuple[Technique, ...]) -> Combination:
         """Techniques that the user named, checked for this job without a real step; a Mistake says why they can't be
         used."""
         check_together(techniques)
-        ledger = self.looked_at(lambda: ledger_of_traits(self.rehearsals, techniques))
+        ledger = self.inspect_or_plain_only(lambda: ledger_of_traits(self.rehearsals, techniques))
         if isinstance(ledger, PlainOnly):
-            raise ledger.refusal(f"{named(techniques)} can't be used for this job") from ledger.error
+            raise ledger.refusal(f"{techniques_text(techniques)} can't be used for this job") from ledger.error
         return admit(techniques, ledger, self.exact)
 
     def figures_of(self, ledger: Ledger, techniques: tuple[Technique, ...]) -> TrainingPlan:
@@ -270,5 +273,5 @@ class Planner:
             raise Mistake(f"{one} can't be used for this job: {error}") from error
         return replace(plan, basis="; ".join((plan.basis, *useless_techniques(self.predictor, plan))))
 
-    def elapsed(self) -> float:
+    def seconds_so_far(self) -> float:
         return time.perf_counter() - self.begun

@@ -24,7 +24,7 @@ from shoestring.measure.load import HELD_UP
 from shoestring.measure.process import memory_free, status
 from shoestring.measure.timeline import last_step, peak, stretches, validation, with_filled_workspaces
 from shoestring.measure.tracker import VALIDATE, Log, Moment
-from shoestring.planning.plan import named
+from shoestring.planning.plan import techniques_text
 from shoestring.planning.room import Candidate
 from shoestring.training.axes import kinds_of_workers, staging
 from shoestring.training.evidence.anchor import resident_bytes
@@ -35,7 +35,7 @@ from shoestring.training.evidence.stage_trials import StagedTrials
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.group_technique import mesh_sizes, uniting
 from shoestring.training.plan import ProcessBasis, TrainingDetails, TrainingPlan, training_plan
-from shoestring.training.process_figure import ProcessFigure, estimated, expected_process, overhead
+from shoestring.training.process_figure import ProcessFigure, expected_process, overhead, process_estimate
 from shoestring.training.technique import TrainingTechnique, environment
 
 Techniques = tuple[TrainingTechnique, ...]
@@ -83,7 +83,7 @@ class Predictor:
         """A candidate with its exact figures."""
         if self.too_long(one.techniques):
             cut = staging(one.techniques, self.evidence.ledger)
-            found = self.sketch(one).detailed(
+            found = self.sketch(one).with_details(
                 mesh=self.mesh(one.techniques), staging=cut, speeds=self.rehearsals.job.link.speeds
             )
             return replace(
@@ -102,7 +102,9 @@ class Predictor:
             highest = max(highest, peak(self.log(one.techniques, rank=0)), key=lambda found: found.bytes)
         seconds = one.known["step_seconds"]
         if divided and not ranks:
-            process = estimated(max(one.known["process_bytes"], highest.bytes), ": its tensors alone are too many")
+            process = process_estimate(
+                max(one.known["process_bytes"], highest.bytes), ": its tensors alone are too many"
+            )
         elif self.tries_group(log):
             tried = self.trial(one.techniques, GROUP_STEPS, together=True)
             process = ProcessFigure(
@@ -296,7 +298,7 @@ class Predictor:
                 log = self.log(plan.techniques, rank=ranks[0])
                 sent = float(log.sent[-1]) if serves else self.bytes_sent(plan.techniques, log, ranks[0])[0]
                 found.append(RankFigures(ranks, peak(log).bytes, sent))
-            return plan.detailed(ranks=tuple(found))
+            return plan.with_details(ranks=tuple(found))
         return plan
 
     def bytes_sent(self, techniques: Techniques, log: Log, rank: int | None = None) -> tuple[float, float]:
@@ -353,12 +355,14 @@ class Predictor:
             2
         ]  # bytes of a process for being part of a group
         if hardware.described:
-            return estimated(peak(log).bytes * SLACK + hardware.base, f" from the tensors: {NOT_HERE}")
+            return process_estimate(peak(log).bytes * SLACK + hardware.base, f" from the tensors: {NOT_HERE}")
         if self.rehearsals.worker is None:
             held = Holders(self.rehearsals.job, original=model).real_bytes()
-            return estimated(status("VmRSS") + (peak(log).bytes - held) * 1.35, " from this process and its tensors")
+            return process_estimate(
+                status("VmRSS") + (peak(log).bytes - held) * 1.35, " from this process and its tensors"
+            )
         if anchor is None or (anchor.sampled and not by_rule):
-            return estimated(one.known["process_bytes"], ": no real step could be run here")
+            return process_estimate(one.known["process_bytes"], ": no real step could be run here")
         if by_rule:
             base = min(anchor.overheads.values())
             most = max(
@@ -379,14 +383,14 @@ class Predictor:
             return ProcessFigure(size, ProcessBasis.TRIAL, f"{how}, and a trial of {count} steps")
         if self.is_divided(one.techniques):  # a single worker would lack the rest of its line
             size = max(one.known["process_bytes"], peak(log).bytes + min(anchor.overheads.values()))
-            return estimated(size, ": not all workers are here")
+            return process_estimate(size, ": not all workers are here")
         if not one.techniques and not anchor.eased and not self.rehearsals.lengths.varies:
             return ProcessFigure(anchor.process * self.margin, ProcessBasis.ANCHOR, "from the anchor step")
         if self.roomy and one.techniques and peak(log).bytes <= anchor.tensors:
             how = "at most that of the anchor step, which has no fewer tensors"
             return ProcessFigure(anchor.process * self.margin, ProcessBasis.ANCHOR, how)
         if not self.has_room(log):
-            return estimated(one.known["process_bytes"], ": this machine has no room to try it")
+            return process_estimate(one.known["process_bytes"], ": this machine has no room to try it")
         count = self.trial_steps(one.known["step_seconds"])
         tried = self.trial(one.techniques, count)
         if not one.techniques and not anchor.eased:  # two ways to estimate the kept memory; the larger counts
@@ -412,7 +416,7 @@ class Predictor:
         """The result of a few real steps; `together`: by workers that communicate."""
         self.trials += 1
         task = TrialTask(**self.rehearsals.about_job(techniques), steps=steps, together=together)
-        doing = f"trying {named(techniques)} for {steps} real steps"
+        doing = f"trying {techniques_text(techniques)} for {steps} real steps"
         try:
             return self.rehearsals.ask_worker(
                 task, {**self.rehearsals.hardware.environment, **environment(techniques)}, doing
@@ -434,7 +438,7 @@ class Predictor:
         wanted = min(max(int((VARIED_SECONDS if varies else TRIAL_SECONDS) / max(seconds, 1e-3)), least), most)
         return max(min(wanted, self.rehearsals.job.steps or wanted), TRIAL_STEPS[0])
 
-    def tried_again(self, plan: TrainingPlan, budget: Budget) -> TrainingPlan:
+    def with_more_trials(self, plan: TrainingPlan, budget: Budget) -> TrainingPlan:
         """A plan whose process follows no rule, with the largest of some more trials if another run might exceed the
         budget."""
         if (
@@ -448,10 +452,11 @@ class Predictor:
                 plan.predicting(process_bytes=int(VARIED_SPREAD * plan.predicted["process_bytes"])),
                 basis=f"{plan.basis}; counted with {VARIED_SPREAD - 1:.0%} more, by which two runs may differ where sizes vary",
             )
-            return largest if budget.broken(largest.numbers()) and not budget.broken(plan.numbers()) else plan
+            only_larger_breaks = budget.broken_limits(largest.numbers()) and not budget.broken_limits(plan.numbers())
+            return largest if only_larger_breaks else plan
         for _ in range(AGAIN):
             spread = SPREAD if plan.details.process_basis is ProcessBasis.TRIAL else FEW_SPREAD
-            if budget.broken(plan.numbers()) or not budget.broken(
+            if budget.broken_limits(plan.numbers()) or not budget.broken_limits(
                 {"process_bytes": spread * plan.predicted["process_bytes"]}
             ):
                 break

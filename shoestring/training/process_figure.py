@@ -18,7 +18,7 @@ class ProcessFigure(NamedTuple):
     how: str
 
 
-def estimated(size: float, why: str) -> ProcessFigure:
+def process_estimate(size: float, why: str) -> ProcessFigure:
     return ProcessFigure(size, ProcessBasis.ESTIMATED, f"estimated{why}")
 
 

@@ -99,7 +99,7 @@ class Progress(RunState):
             self.best = (value, step)
         self.without_better = 0 if better else self.without_better + 1
         if self.schedule is not None:
-            self.schedule.validated(value)
+            self.schedule.note_validation(value)
         self.validated_at, self.epochs_then, self.clock = step, self.feed.epochs, time.monotonic()
         self.latest = Validation(step, self.feed.epochs, metrics, self.clock - begun, better)
         return self.latest

@@ -13,7 +13,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
 from shoestring.core.ledger import Ledger
-from shoestring.planning.choose import asked_for, candidates
+from shoestring.planning.choose import candidates, requested_candidate
 from shoestring.planning.quantities import STEP_SECONDS
 from shoestring.planning.room import Room, families
 from shoestring.training.conflicts import clash
@@ -93,19 +93,19 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, TrainingPlan]):
         return families(one.techniques) if self.known_by_rule(one) else "needs a trial"
 
     def confirm_again(self, one: Combination, plan: TrainingPlan, budget: Budget) -> TrainingPlan:
-        return plan if self.known_by_rule(one) else self.predictor.tried_again(plan, budget)
+        return plan if self.known_by_rule(one) else self.predictor.with_more_trials(plan, budget)
 
     def needless(self, plan: TrainingPlan, budget: Budget) -> str:
         """A warning if a plan with memory-saving techniques needs more memory than plain training, and plain training
         fits."""
-        fits = not self.apart and not budget.broken(self.plain.numbers())
+        fits = not self.apart and not budget.broken_limits(self.plain.numbers())
         return excess(plan, self.plain) if fits and costs_more(plan, self.plain) else ""
 
     def complete_figures(self, plan: TrainingPlan) -> TrainingPlan:
         if plan.details.ranks or not self.predictor.is_divided(plan.techniques):
             return plan
         self.predictor.limit = inf
-        return self.predictor.attempt(asked_for(plan.techniques, self.predictor.evidence.ledger))
+        return self.predictor.attempt(requested_candidate(plan.techniques, self.predictor.evidence.ledger))
 
     def culprit(self, techniques: Techniques) -> frozenset[str]:
         """The family of the one technique that fails alone, or all families together."""

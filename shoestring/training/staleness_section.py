@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import renderer
-from shoestring.show.page.words import counted
+from shoestring.show.page.words import count_text
 
 render = renderer("shoestring.training")
 MOST = 12  # rows
@@ -54,7 +54,7 @@ def staleness(told: StalenessReport) -> Markup:
         return Markup()
     mean = sum(age * count for age, count in found) / total
     note = (
-        f"{counted(total, 'gradient')} moved the weights, computed on weights that were {mean:.1f} versions old on average and "
+        f"{count_text(total, 'gradient')} moved the weights, computed on weights that were {mean:.1f} versions old on average and "
         f"{found[-1][0]} at most. {NOTES[told.corrected]}"
     )
     counts = [(str(age), count) for age, count in found[:MOST]]

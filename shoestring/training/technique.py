@@ -72,7 +72,7 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
         return ""
 
     @classmethod
-    def noticed(cls, run: Run) -> frozenset[str]:
+    def traits_of_run(cls, run: Run) -> frozenset[str]:
         """Traits of the job's model and optimizer that it depends on and that a step does not show."""
         return frozenset()
 

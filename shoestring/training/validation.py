@@ -23,14 +23,14 @@ import torch
 
 from shoestring.core import random_state
 from shoestring.core.assignment import own_part
-from shoestring.core.batch import Batch, moved
-from shoestring.core.called import described
+from shoestring.core.batch import Batch, to_device
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import Run
-from shoestring.core.run_weights import guarded_outside, stored_weights
+from shoestring.core.run_weights import guard_outside, stored_weights
 from shoestring.core.seams import calls_user
+from shoestring.core.user_functions import value_text
 from shoestring.data.elements import held_out_feed
 from shoestring.data.feed import Feed
 from shoestring.data.samplers import InOrder
@@ -68,7 +68,7 @@ class NoGoal(Mistake):
     """The job's goal is not among the metrics."""
 
 
-def held_out(job: Job, whole: bool = False) -> Feed:
+def validation_feed(job: Job, whole: bool = False) -> Feed:
     """One pass over the held-out batches: this worker's part of each, or each `whole`. The job's data are made anew."""
     assert job.held_out is not None, "the caller has checked this"
     mesh = on_one_axis() if whole else job.mesh
@@ -96,7 +96,7 @@ def run_validation(
     watch = watch or SilentObserver()
     with validating(run, job, watch):
         if job.validate is not None:
-            with watch.around(), guarded_outside(run):
+            with watch.around(), guard_outside(run):
                 found = metrics_by_name(job.validate(run.model), "validate")
             return dict(
                 run.team.objects(found)[0]
@@ -104,7 +104,7 @@ def run_validation(
         return means(
             run,
             job,
-            once_through(held_out(job, run.team.assignment.asynchronous)) if batches is None else batches,
+            once_through(validation_feed(job, run.team.assignment.asynchronous)) if batches is None else batches,
             watch,
         )
 
@@ -113,7 +113,7 @@ def run_validation(
 def validating(run: Run, job: Job, watch: SilentObserver) -> Iterator[None]:
     """While inside, the model is in evaluation mode and can be called; afterwards its state is restored."""
     run.optimizer.zero_grad(set_to_none=True)  # frees the gradients' memory for validation
-    with random_state.kept(), ExitStack() as stack:
+    with random_state.fork_rng(), ExitStack() as stack:
         with watch.around():
             stack.enter_context(restoring_state(run))
             stack.enter_context(torch.no_grad())
@@ -201,7 +201,7 @@ def means(run: Run, job: Job, batches: Iterable[tuple[Batch, bool]], watch: Sile
     for batch, counts in batches:
         weight = float(job.weight(batch)) if counts else 0.0
         with watch.batch(batch):
-            found = metrics_by_name(batch_metrics(run, job, moved(batch, device)), "metrics")
+            found = metrics_by_name(batch_metrics(run, job, to_device(batch, device)), "metrics")
         for name, value in found.items():
             total, whole = totals.get(name, (0.0, 0.0))
             totals[name] = (total + weight * value if weight else total, whole + weight)
@@ -219,7 +219,7 @@ def means(run: Run, job: Job, batches: Iterable[tuple[Batch, bool]], watch: Sile
 
 def batch_metrics(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
     """The metrics of one batch, as the job computes them."""
-    with guarded_outside(run):
+    with guard_outside(run):
         return raw_batch_metrics(run, job, batch)
 
 
@@ -251,7 +251,7 @@ def check_names(found: Any, what: str) -> None:
     """Refuse results that are not numbers by name, or use one of our names."""
     if not isinstance(found, Mapping):
         raise Mistake(
-            f"the job's {what} gave {described(found)}: it must give numbers by name, such as {{'accuracy': 0.9}}"
+            f"the job's {what} gave {value_text(found)}: it must give numbers by name, such as {{'accuracy': 0.9}}"
         )
     taken = [name for name in found if name in OURS]
     if taken:
@@ -279,6 +279,6 @@ def metrics_by_name(found: Any, what: str) -> Metrics:
             numbers[str(name)] = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise Mistake(
-                f"the job's {what} gave {described(value)} as {name!r}: it must be one number, the mean over the batch"
+                f"the job's {what} gave {value_text(value)} as {name!r}: it must be one number, the mean over the batch"
             ) from error
     return numbers

@@ -16,7 +16,7 @@ import pytest
 from shoestring.core.command import Call
 from shoestring.processes import streams
 from shoestring.runs.event import Begun, Stepped, Validated, Warned
-from shoestring.runs.events import Events
+from shoestring.runs.event_log import Events
 from shoestring.runs.folder import Folder
 from shoestring.runs.history import History
 from shoestring.runs.report import report_of

@@ -54,7 +54,7 @@ def test_who_says_something_is_not_interrupted(clock: Clock) -> None:
     ticker.begin("training")
     for _ in range(20):
         clock.now += LONGEST / 2
-        ticker.said()
+        ticker.note_line()
         ticker.tick()
     assert not said
 

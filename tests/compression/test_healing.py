@@ -17,7 +17,7 @@ from shoestring.compression.calibration.hidden_states import (
 )
 from shoestring.compression.distillation import heal
 from shoestring.compression.distillation.losses import parse_objective
-from shoestring.compression.healing import healed
+from shoestring.compression.healing import heal_session
 from shoestring.compression.pruning.prune_edits import Drop, apply_prune_edits, prune_edits_to_json
 from shoestring.compression.session import CompressOptions, begin_session
 from shoestring.compression.source import ModelSource, prepare_model
@@ -89,5 +89,5 @@ def test_a_model_of_half_its_layers_heals(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(heal, "steps_in", lambda job, seconds, clock: STEPS)
     source = ModelSource(JOB, prepare_model(deep()), {"job": None, "edits": [], "decoded": False}, (), "deep")
     session = begin_session(source, CompressOptions(Budget(), use=("Prune(layers=0.5)",), unseen=64))
-    found = healed(session, "3s", tmp_path / "healing").healed
+    found = heal_session(session, "3s", tmp_path / "healing").healed
     assert 1 - found.after < 0.5 * (1 - found.before)

@@ -22,7 +22,7 @@ from shoestring.compression.source import CalibrationSamples, ModelSource, prepa
 from shoestring.compression.technique import CompressTechnique, ModelCost
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
-from shoestring.core.technique import in_order, parsed
+from shoestring.core.technique import in_order, parse_technique
 from tests.compression.models import MODELS, called, job_of
 from tests.compression.techniques.test_early_exit import counted
 
@@ -102,10 +102,10 @@ def tried(name: str, use: tuple[str, ...], folder: Path) -> None:
     measured = session.write_and_measure(folder)
     assert (
         measured.size
-        == session.plan.details.cost.known["size_bytes"]
+        == session.plan.details.cost.known_figures["size_bytes"]
         == sum((folder / one).stat().st_size for one in ("model.safetensors", "manifest.json"))
     )
-    assert measured.memory == session.plan.details.cost.known["memory_bytes"] + sum(
+    assert measured.memory == session.plan.details.cost.known_figures["memory_bytes"] + sum(
         one.nbytes for one in unsaved_buffers(session)
     )
     first, again = compressed_model(outcome.chosen).model, loaded_model(session.source, folder)
@@ -170,6 +170,6 @@ def test_every_setting_exports_to_onnx_or_says_why_not(name: str, tmp_path: Path
 )
 def test_all_allowed_pairs_work_or_say_why_not(name: str, tmp_path: Path) -> None:
     for number, pair in enumerate(combinations(FIRST if name == "mlp" else ALL, 2)):
-        made: list[CompressTechnique] = [parsed(one, CATALOGUE) for one in pair]
+        made: list[CompressTechnique] = [parse_technique(one, CATALOGUE) for one in pair]
         if not clash(*in_order(made)):
             tried(name, pair, tmp_path / str(number))

@@ -73,7 +73,7 @@ def found(pattern: str, text: str) -> str:
 
 
 def plan_within(**limits: str) -> CompressPlan:
-    budget = Budget.parsed(size=limits["size"], quality=limits["keep"])
+    budget = Budget.parse(size=limits["size"], quality=limits["keep"])
     return begin_session(source_of(JOB, None, {}), CompressOptions(budget, unseen=16)).plan
 
 

@@ -12,7 +12,7 @@ from shoestring.compression.catalogue import CATALOGUE
 from shoestring.compression.room import plan_compression
 from shoestring.compression.technique import ModelCost
 from shoestring.compression.techniques.restructure import DeriveModel
-from shoestring.core.technique import parsed
+from shoestring.core.technique import parse_technique
 from tests.compression.test_matrix import SETTINGS, studied
 
 REMEMBERED = {"ways", "damages", "derived"}  # of a calibration: what was asked of it is kept
@@ -30,7 +30,7 @@ def contents(cost: ModelCost) -> dict[str, Any]:
 @pytest.mark.parametrize("written", [some[0] for some in SETTINGS.values()])
 @pytest.mark.parametrize("forced", [False, True])
 def test_cost_leaves_what_it_was_given_alone(written: str, forced: bool) -> None:
-    technique, cost = parsed(written, CATALOGUE), replace(studied("lstm")[2], forced=forced)
+    technique, cost = parse_technique(written, CATALOGUE), replace(studied("lstm")[2], forced=forced)
     before, weights = contents(cost), {name: one.clone() for name, one in cost.study.values.items()}
     refused = technique.refusal(cost)
     first = None if refused else technique.cost(cost)
@@ -45,7 +45,7 @@ def test_cost_leaves_what_it_was_given_alone(written: str, forced: bool) -> None
 
 @pytest.mark.parametrize("written", ["Prune(layers=0.5)", "Factorize(share=0.6)", "Sparsify()"])
 def test_another_model_is_made_once(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    technique, cost = parsed(written, CATALOGUE), studied("llama")[2]
+    technique, cost = parse_technique(written, CATALOGUE), studied("llama")[2]
     assert isinstance(technique, DeriveModel) and not technique.refusal(cost)
     monkeypatch.setattr(type(technique), "derive", lambda self, study: pytest.fail("made again"))
     assert technique.cost(cost).study is technique.cost(cost).study is not cost.study
@@ -57,7 +57,7 @@ def test_what_one_plan_leaves_alone_is_not_told_of_another() -> None:
         cost, source.model, given.checked, ("ProductQuantize(length=2, bits=7)",)
     ).chosen.details.cost
     other = plan_compression(cost, source.model, given.checked, ("Half()",)).chosen.details.cost
-    assert any(note.startswith("ProductQuantize left") for note in left.told) and not other.told
+    assert any(note.startswith("ProductQuantize left") for note in left.messages) and not other.messages
 
 
 def test_an_allocation_is_one_of_the_options_it_was_chosen_from() -> None:

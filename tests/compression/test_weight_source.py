@@ -55,10 +55,6 @@ def test_weights_that_do_not_fit_are_named_and_pickles_and_missing_jobs_refused(
         run(["compress", str(tmp_path / "other.safetensors"), "--size", "1MB"]) == 2
         and "--job FILE" in capsys.readouterr().err
     )
-    assert (
-        run(["compress", str(tmp_path / "model.onnx"), "--size", "1MB"]) == 2
-        and "is an ONNX file" in capsys.readouterr().err
-    )
 
 
 def test_a_model_that_is_given_takes_the_weights_of_the_file(tmp_path: Path) -> None:
@@ -208,9 +204,7 @@ def test_the_command_names_what_does_not_fit_and_takes_flags_of_the_job(
         assert capsys.readouterr().out
 
 
-def test_python_is_told_the_same_of_onnx_files_and_whole_modules_as_the_command_line(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="is an ONNX file, which has a graph and no module"):
-        shoestring.compress(tmp_path / "model.onnx", tmp_path / "small", use=["Half()"], job=job())
+def test_python_is_told_the_same_of_whole_modules_as_the_command_line(tmp_path: Path) -> None:
     torch.save(job().model(), tmp_path / "model.pt")
     with pytest.raises(Mistake, match=r"UnpicklingError: [\w ]+\), and nothing else is read from a pickle") as told:
         shoestring.compress(tmp_path / "model.pt", tmp_path / "small", use=["Half()"], job=job())

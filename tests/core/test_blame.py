@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
 from shoestring import Job
-from shoestring.core.blame import ROOT, blamed
+from shoestring.core.blame import ROOT, blame_for
 from shoestring.core.seams import calls_user
 from shoestring.data.feed import Feed
 from shoestring.measure.fake import Stage
@@ -26,7 +26,7 @@ from shoestring.measure.holdings import Holders
 from shoestring.measure.tracker import Tracker, watch_run
 from shoestring.processes.messages import Answer, Cause, Failure
 from shoestring.processes.worker import last_message
-from shoestring.training.evidence.rehearse import prepared, tracked_steps
+from shoestring.training.evidence.rehearse import build_run, tracked_steps
 from shoestring.training.evidence.tasks import specs_of
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.memory import accumulate, step_in_backward
@@ -79,7 +79,7 @@ def failing(made: Job, techniques: tuple[Technique, ...] = (), looked: bool = Tr
 
     def work() -> dict[str, Any]:
         tracker = Tracker()
-        run = prepared(made, techniques, seeded(made))
+        run = build_run(made, techniques, seeded(made))
         batches: Iterator[Any] = islice(Feed(made), 3)
         for _ in (
             tracked_steps(watch_run(run, tracker, Holders(made)), batches, tracker)
@@ -268,7 +268,7 @@ def test_a_room_of_another_package_marks_its_own_seams(function: str, ours: bool
     exec(compile(ROOM, str(tmp_path / "kitchen.py"), "exec"), held)
     with pytest.raises(TypeError) as found:
         held[function](iter)  # a recipe without a line of Python
-    told = blamed(found.value)
+    told = blame_for(found.value)
     assert told.ours is ours and told.place == place
 
 
@@ -285,7 +285,7 @@ def test_a_mark_is_of_one_function_and_not_of_another_that_is_equal(tmp_path: Pa
     for held, place in ((first, "its recipe"), (second, "kitchen.py line 2")):
         with pytest.raises(TypeError) as found:
             held["cook"](iter)
-        assert blamed(found.value).place == place
+        assert blame_for(found.value).place == place
 
 
 class Named(nn.Module):

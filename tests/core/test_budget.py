@@ -20,11 +20,11 @@ LIMITED = [one for one in fields(Budget) if one.metadata]
 def test_a_limit_is_kept_where_no_more_than_all_of_it_is_used(value: float, found: float, least: bool) -> None:
     one = Limit("one", "figure", "", value, least)
     assert one.keeps(found) == (found >= value if least else found <= value)
-    if one.used(found) < 1 - 1e-9:
+    if one.share_used(found) < 1 - 1e-9:
         assert one.keeps(found)
-    if one.used(found) > 1 + 1e-9:
+    if one.share_used(found) > 1 + 1e-9:
         assert not one.keeps(found)
-    assert one.used(value) == 1.0 and one.keeps(value)
+    assert one.share_used(value) == 1.0 and one.keeps(value)
     if one.keeps(found):
         assert one.keeps(found, slack=1.5), "slack only ever allows more"
 
@@ -37,10 +37,15 @@ def test_every_limit_is_checked_against_its_figure(name: str) -> None:
     (limit,) = budget.limits()
     assert (limit.name, limit.figure, limit.value) == (name, figure, 4)
     inside, outside = (5.0, 3.0) if least else (3.0, 5.0)
-    assert budget.broken({figure: inside}) == [] == budget.broken({figure: None}) == budget.broken({"other": outside})
-    assert [one.limit.name for one in budget.broken({figure: outside})] == [name]
-    assert budget.used({figure: inside}) < 1 < budget.used({figure: outside})
-    assert ("less than" if least else "more than") in str(budget.broken({figure: outside})[0])
+    assert (
+        budget.broken_limits({figure: inside})
+        == []
+        == budget.broken_limits({figure: None})
+        == budget.broken_limits({"other": outside})
+    )
+    assert [one.limit.name for one in budget.broken_limits({figure: outside})] == [name]
+    assert budget.share_used({figure: inside}) < 1 < budget.share_used({figure: outside})
+    assert ("less than" if least else "more than") in str(budget.broken_limits({figure: outside})[0])
 
 
 def test_each_figure_has_one_limit() -> None:
@@ -60,7 +65,7 @@ def test_each_figure_has_one_limit() -> None:
     ],
 )
 def test_limits_are_read_as_they_are_written(written: dict[str, Any], wanted: Budget) -> None:
-    assert Budget.parsed(**written) == wanted
+    assert Budget.parse(**written) == wanted
 
 
 @pytest.mark.parametrize("name", [one.name for one in fields(Budget)])
@@ -68,4 +73,4 @@ def test_limits_are_read_as_they_are_written(written: dict[str, Any], wanted: Bu
 def test_no_limit_can_be_one_that_nothing_is_compared_with(name: str, value: str | float) -> None:
     """`nan` compares as false with everything: a limit of it would break always, or never."""
     with pytest.raises(Mistake):
-        Budget.parsed(**{name: value})
+        Budget.parse(**{name: value})

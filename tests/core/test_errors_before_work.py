@@ -10,7 +10,7 @@ from torch import nn
 
 import shoestring
 from shoestring import Job, Mistake
-from shoestring.core.technique import parsed
+from shoestring.core.technique import parse_technique
 from shoestring.runs.options import RunOptions
 from shoestring.training.catalogue import CATALOGUE
 
@@ -32,7 +32,7 @@ from shoestring.training.catalogue import CATALOGUE
 )
 def test_a_technique_that_cannot_be_is_refused(written: str) -> None:
     with pytest.raises(Mistake):
-        parsed(written, CATALOGUE)
+        parse_technique(written, CATALOGUE)
 
 
 def test_fit_wants_batches_that_can_be_gone_through_again() -> None:

@@ -13,7 +13,7 @@ import pytest
 from shoestring.commands.main import run
 from shoestring.core.errors import Mistake
 from shoestring.core.extras import EXTRAS, Extra, MissingExtra, require
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.runs.initial_weights import fresh_model
 from shoestring.training.commands.doctor import missing
 
@@ -85,22 +85,22 @@ def test_a_job_that_imports_an_absent_package_names_it_its_line_and_its_command(
     with pytest.raises(
         Mistake, match=rf"transformers.*needs.py line {where}.*run: pip install .shoestring.transformers"
     ):
-        fresh_model(loaded_job(tmp_path / "needs.py", {}))
+        fresh_model(load_job(tmp_path / "needs.py", {}))
 
 
 def test_any_failure_of_a_job_file_or_its_model_names_the_line(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(NEEDS.format(file="", job="", model="nn.Linear('wide', 2)"), encoding="utf-8")
     with pytest.raises(Mistake, match=r"could not be made: TypeError.*job.py line 6"):
-        fresh_model(loaded_job(tmp_path / "job.py", {}))
+        fresh_model(load_job(tmp_path / "job.py", {}))
     (tmp_path / "job.py").write_text(NEEDS.format(file="", job="1 / 0", model=""), encoding="utf-8")
     with pytest.raises(Mistake, match=r"raised ZeroDivisionError: division by zero \(job.py line 10\)"):
-        loaded_job(tmp_path / "job.py", {})
+        load_job(tmp_path / "job.py", {})
 
 
 def test_a_job_file_that_ends_the_process_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(NEEDS.format(file="import sys; sys.exit(2)", job="", model=""), encoding="utf-8")
     with pytest.raises(Mistake, match=r"raised SystemExit: 2 \(job.py line 4\)"):
-        loaded_job(tmp_path / "job.py", {})
+        load_job(tmp_path / "job.py", {})
 
 
 def imported(file: Path) -> set[str]:

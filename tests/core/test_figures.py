@@ -62,9 +62,9 @@ def test_a_figure_that_may_be_left_out_is_shown_where_it_is_not_zero() -> None:
 def test_measuring_changes_only_what_was_measured_and_keeps_the_order() -> None:
     found = figures((SECONDS, BYTES), {"peak_bytes": 5.0, "other": 1.0}, basis="rehearsed")
     assert [one.quantity.name for one in found] == ["step_seconds", "peak_bytes"]
-    assert found.predicted == {"step_seconds": None, "peak_bytes": 5.0} and "other" not in found
-    after = found.measured({"peak_bytes": 6.0}).measured({"step_seconds": 0.5, "other": 2.0})
+    assert found.predictions == {"step_seconds": None, "peak_bytes": 5.0} and "other" not in found
+    after = found.with_measured({"peak_bytes": 6.0}).with_measured({"step_seconds": 0.5, "other": 2.0})
     assert (after["peak_bytes"].measured, after["step_seconds"].measured) == (6.0, 0.5)
-    assert after.predicted == found.predicted and after["peak_bytes"].basis == "rehearsed"
-    assert after.measured({"peak_bytes": None})["peak_bytes"].measured is None, "also that it is not known"
+    assert after.predictions == found.predictions and after["peak_bytes"].basis == "rehearsed"
+    assert after.with_measured({"peak_bytes": None})["peak_bytes"].measured is None, "also that it is not known"
     assert list(Figures()) == []

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring import Job
-from shoestring.core.batch import leaves, mapped
-from shoestring.core.foreign import attributes_of, container_kind, copied_module, items_of
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.core.batch import leaves, map_leaves
+from shoestring.core.foreign import attributes_of, container_kind, copy_module, items_of
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.memory.block_state import BlockState, put_back
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.offload_activations import OffloadActivations
@@ -133,7 +133,7 @@ def test_a_model_with_any_object_is_planned_trained_and_validated(make: Callable
 @pytest.mark.parametrize("make", HOSTILE, ids=lambda one: one.__name__)
 def test_stream_computes_blocks_again_that_keep_any_object(make: Callable[[], Any]) -> None:
     job = hostile_job(make)
-    run = prepared(job, (OffloadModel(),), job.model())
+    run = build_run(job, (OffloadModel(),), job.model())
     run.gradients(run, job.data()[0])
 
 
@@ -168,7 +168,7 @@ def test_objects_in_a_batch_are_left_alone() -> None:
     thing, numbers = Thing(), Tuple((torch.ones(2), 3))
     batch = (torch.ones(2), thing, numbers)
     assert [type(one) for one in leaves(batch)] == [Tensor, Thing, Tensor, int]
-    same = mapped(lambda leaf: leaf, batch)
+    same = map_leaves(lambda leaf: leaf, batch)
     assert same is batch and same[2] is numbers
 
 
@@ -188,7 +188,7 @@ def test_attributes_are_read_where_python_keeps_them() -> None:
 
 def test_a_copy_of_a_model_shares_what_refuses_to_be_copied_and_nothing_else() -> None:
     model = Block(Thing)
-    other = copied_module(model, {})
+    other = copy_module(model, {})
     assert (
         isinstance(other, Block)
         and other.kept is model.kept

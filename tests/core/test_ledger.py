@@ -27,8 +27,8 @@ ROWS = tuple(
 
 def test_changed_columns_are_the_rows_with_these_numbers() -> None:
     blocks = Blocks(ROWS)
-    changed = blocks.changed(spike=blocks.column("spike") + 2 * blocks.column("gradient"))
-    assert changed == tuple(row.changed(spike=row.spike + 2 * row.gradient) for row in ROWS)
+    changed = blocks.with_changes(spike=blocks.column("spike") + 2 * blocks.column("gradient"))
+    assert changed == tuple(row.with_changes(spike=row.spike + 2 * row.gradient) for row in ROWS)
     assert blocks == ROWS
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoestring.core.coordinates import coordinates
 from shoestring.core.link import Link
-from shoestring.core.mesh import Mesh, imagined_mesh, lines, on_one_axis, rank_at
+from shoestring.core.mesh import Mesh, imagined_mesh, lines, on_one_axis, own_line, rank_at
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.shard import Shard
 from shoestring.training.group_technique import axes_not_united
@@ -39,7 +39,7 @@ def test_a_line_differs_in_its_axis_only(sizes: dict[str, int], data: st.DataObj
     axis = data.draw(st.sampled_from(sorted(sizes)))
     rank = data.draw(st.integers(0, imagined_mesh(sizes).world - 1))
     mesh = imagined_mesh(sizes, rank)
-    line = mesh.ranks_along(axis)
+    line = own_line(mesh.sizes, axis, mesh.link.rank)
     assert line[mesh.along(axis).rank] == rank and mesh.along(axis).world == len(line)
     for number, other in enumerate(line):
         assert coordinates(sizes, other) == {**mesh.coordinates(rank), axis: number}
@@ -49,15 +49,15 @@ def test_bytes_are_counted_along_the_axis_they_are_sent() -> None:
     mesh = imagined_mesh({"data": 2, "stage": 3}, rank=4)
     mesh.along("data").sum(torch.zeros(300, dtype=torch.uint8))  # 2 (w - 1) / w
     mesh.along("stage").sum(torch.zeros(300, dtype=torch.uint8))
-    assert (mesh.along("data").sent, mesh.along("stage").sent, mesh.link.sent, mesh.sent) == (300, 400, 0, 700)
+    assert (mesh.along("data").sent, mesh.along("stage").sent, mesh.link.sent, mesh.bytes_sent) == (300, 400, 0, 700)
 
 
 def test_with_one_axis_there_is_one_link() -> None:
     link = Link(1, 4)
     mesh = on_one_axis(link)
-    assert mesh.along("data") is mesh.link is link and mesh.ranks_along("data") == [0, 1, 2, 3]
+    assert mesh.along("data") is mesh.link is link and own_line(mesh.sizes, "data", link.rank) == [0, 1, 2, 3]
     link.sum(torch.zeros(8))
-    assert mesh.sent == link.sent > 0, "counted once"
+    assert mesh.bytes_sent == link.sent > 0, "counted once"
     assert mesh.along("stage").world == 1, "nobody else on an axis that is not there"
 
 

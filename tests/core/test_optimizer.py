@@ -14,7 +14,7 @@ from torch import nn
 import shoestring
 from shoestring import Job, Mistake, decay_groups
 from shoestring.core.hardware import Hardware
-from shoestring.core.optimizer import made_optimizer
+from shoestring.core.optimizer import make_optimizer
 from shoestring.training.evidence.sample import sample_blocks
 from shoestring.training.planner import Planner
 from tests.interrupted import trained
@@ -54,7 +54,7 @@ def test_an_argument_that_is_called_named_is_given_pairs_of_what_is_trained() ->
         return SGD(named_parameters)
 
     model = Net()
-    made = made_optimizer(job(optimizer), model)
+    made = make_optimizer(job(optimizer), model)
     expected = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     assert [name for name, _ in seen] == [name for name, _ in expected] and all(
         a[1] is b[1] for a, b in zip(seen, expected, strict=True)
@@ -62,7 +62,7 @@ def test_an_argument_that_is_called_named_is_given_pairs_of_what_is_trained() ->
     assert not any(name.startswith("blocks.0") for name, _ in seen)
     assert made.param_groups[0]["param_names"] == [name for name, _ in expected]
     for plain in (SGD, lambda parameters: SGD(list(parameters)), lambda named, lr=0.1: SGD(named)):
-        assert len(made_optimizer(job(plain), Net()).param_groups[0]["params"]) == len(expected)
+        assert len(make_optimizer(job(plain), Net()).param_groups[0]["params"]) == len(expected)
 
 
 def test_norms_biases_and_what_is_spared_are_not_decayed_in_one_call() -> None:
@@ -123,7 +123,7 @@ def test_groups_by_name_are_planned_and_trained() -> None:
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
 def test_groups_that_are_not_the_models_weights_each_once_are_told(optimizer: Callable[..., Any], said: str) -> None:
     with pytest.raises(Mistake, match=said):
-        made_optimizer(job(optimizer), Net())
+        make_optimizer(job(optimizer), Net())
 
 
 def test_a_run_goes_on_with_the_groups_that_it_was_begun_with_or_says_why_not(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from shoestring.core.run import Run
 from shoestring.core.run_state import LivesOnDisk, RunState
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.data_parallel.compress_gradients import CompressGradients
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.technique import TrainingTechnique
 from tests.models import job, seeded
 
@@ -51,12 +51,12 @@ def test_state_of_a_class_that_does_not_say_what_it_can_do_is_refused_by_name() 
     with pytest.raises(
         Mistake, match=r"'mine' of the run's state is a Looks.*inherit from shoestring.core.run_state.RunState"
     ):
-        prepared(made, (Outside(),), seeded(made))
+        build_run(made, (Outside(),), seeded(made))
 
 
 def test_thin_matrices_that_wait_for_their_buckets_are_not_taken_for_state_on_disk() -> None:
     made = replace(job("chain"), mesh=on_one_axis(Link(0, 2)))
-    run = prepared(made, (CompressGradients("powersgd"),), seeded(made))
+    run = build_run(made, (CompressGradients("powersgd"),), seeded(made))
     assert all(isinstance(part, RunState) for part in run.state.values())
     assert not run.state_that(LivesOnDisk)
 

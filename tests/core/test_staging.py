@@ -8,7 +8,7 @@ from shoestring.core.actions import Action, ActionSpan, Kind, idle_share
 from shoestring.core.codec import Unreadable, from_json, to_json
 from shoestring.core.staging import OwnTimes, Staging, Work, WorkerTimes, together
 from shoestring.runs.event import Adopted, Begun, StageTimes
-from shoestring.runs.events import event_of, record_of
+from shoestring.runs.event_log import event_of, record_of
 from shoestring.runs.history import History
 from shoestring.training.pipeline.schedule import bubble, orders, timeline_of
 from shoestring.training.pipeline.step_clock import KEPT, StepClock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,14 +17,14 @@ from shoestring.core.run import plain_run
 from shoestring.core.stepping import StepDivision, Stepping
 from shoestring.measure.blocks import blocks
 from shoestring.training.data_parallel.shard import Shard
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.memory.offload_model import OffloadModel
 from shoestring.training.memory.offload_optimizer import OffloadOptimizer
 from shoestring.training.memory.step_in_backward import StepInBackward
 from shoestring.training.optimizers import Lamb, Lars
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.planner import Planner
-from shoestring.training.technique import TrainingTechnique
+from shoestring.training.technique import TrainingTechnique, check_division
 from shoestring.training.tensor.tensor_parallel import TensorParallel
 
 NONE: set[StepDivision] = set()
@@ -71,6 +72,29 @@ class Clipping(GlobalNorm):
 
     def factor(self, gradients: list[Tensor], group: dict[str, Any]) -> float:
         return min(1.0, 100.0 * super().factor(gradients, group))
+
+
+class CoupledByMark(GlobalNorm):
+    """Of weights that the model has marked."""
+
+    def factor(self, gradients: list[Tensor], group: dict[str, Any]) -> float:
+        marked = [one.grad for one in group["params"] if getattr(one, "marked", False) and one.grad is not None]
+        return super().factor(marked, group) if marked else 1.0
+
+
+class CoupledBySize(GlobalNorm):
+    """Of large weights."""
+
+    def factor(self, gradients: list[Tensor], group: dict[str, Any]) -> float:
+        large = [one for one in gradients if one.numel() > 50]
+        return super().factor(large, group) if large else 1.0
+
+
+class SkipsLarge(Plain):
+    """Moves no weight while a gradient of one is large."""
+
+    def factor(self, gradients: list[Tensor], group: dict[str, Any]) -> float:
+        return float(not any(float(one.abs().max()) > 0.1 for one in gradients))
 
 
 class CoupledLater(GlobalNorm):
@@ -205,9 +229,12 @@ def muon(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> optim.Optimize
 
 
 def model(bias: bool = True) -> nn.Module:
-    return nn.Sequential(
+    made = nn.Sequential(
         *(nn.Sequential(nn.Linear(8, 8, bias=bias), nn.Tanh(), nn.Linear(8, 8, bias=bias)) for _ in range(3))
     )
+    for one in made.parameters():
+        one.marked = one.dim() > 1  # type: ignore[attr-defined]
+    return made
 
 
 def made_job(optimizer: Callable[..., optim.Optimizer], bias: bool = True, **more: Any) -> Job:
@@ -235,6 +262,9 @@ def stepping(optimizer: Callable[..., optim.Optimizer], bias: bool = True) -> St
         (GlobalNorm, COUPLED),
         (GlobalMax, COUPLED),
         (Clipping, COUPLED),
+        (CoupledByMark, COUPLED),
+        (CoupledBySize, COUPLED),
+        (SkipsLarge, COUPLED),
         (CoupledLater, COUPLED),
         (LateByState, COUPLED),
         (keyed, COUPLED),
@@ -264,6 +294,31 @@ def test_a_step_that_can_t_be_divided_is_recognised_by_what_it_does(
     found = stepping(optimizer)
     assert set(found.reasons) == refused
     assert all(found.reasons.values()) and len(found.traits) == len(refused)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["made anew", "given"])
+def test_weights_in_the_same_memory_are_moved_together(given: bool) -> None:
+    """Two parameters, one a transposed view of the other; a shared parameter and weights side by side are allowed."""
+
+    def views() -> nn.Module:
+        made = model(bias=False)
+        made[2][2].weight = nn.Parameter(made[0][0].weight.data.t())
+        return made
+
+    def side_by_side() -> nn.Module:
+        made = model(bias=False)
+        made[2][2].weight = made[0][0].weight
+        whole = torch.randn(2, 8, 8)
+        made[1][0].weight.data, made[1][2].weight.data = whole[0], whole[1]
+        return made
+
+    for factory, divisible in ((views, False), (side_by_side, True)):
+        made = made_job(optim.SGD, model=factory)
+        for technique in (StepInBackward(), OffloadModel(), Pipeline(2), Shard(), TensorParallel(2)):
+            with nullcontext() if divisible else pytest.raises(Mistake, match=r"2\.2\.weight are two tensors"):
+                check_division((technique,), plain_run(made, factory(), {}))
+        ledger = Planner(made, Hardware(), model=factory() if given else None, devices=2, here=2).ledger()
+        assert ("are two tensors" in StepInBackward().refusal(ledger)) is not divisible
 
 
 def test_optimizers_of_matrices_and_of_sparse_gradients_are_tried_on_such() -> None:
@@ -301,7 +356,7 @@ def test_whoever_divides_a_step_refuses_what_can_t_be_divided_in_planning_and_wh
     ledger = Planner(made_job(GlobalNorm), Hardware(), devices=2, here=2).ledger()
     assert "GlobalNorm" in technique.refusal(ledger)
     with pytest.raises(Mistake, match="GlobalNorm"):
-        prepared(made_job(GlobalNorm), (technique,), model())
+        build_run(made_job(GlobalNorm), (technique,), model())
 
 
 def test_a_script_is_told_and_nothing_is_trained() -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import shoestring
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.training.validation import held_out, once_through
+from shoestring.training.validation import once_through, validation_feed
 
 SAMPLES = [(torch.full((3,), float(number)), number % 2) for number in range(8)]
 
@@ -74,7 +74,7 @@ def works(data: str, held: str | None, collate: Callable[[list[Any]], Any], give
     try:
         job = made(data, held, collate, given)
         if held is not None:
-            assert [parts(batch)[0].shape for batch, _ in once_through(held_out(job))] == [(4, 3), (4, 3)]
+            assert [parts(batch)[0].shape for batch, _ in once_through(validation_feed(job))] == [(4, 3), (4, 3)]
         assert len(list(shoestring.train(job))) == 2
     except Mistake as error:
         assert "collate" in str(error) or "samples" in str(error), error

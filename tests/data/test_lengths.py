@@ -243,7 +243,7 @@ def check_peak(kind: str, seed: int, techniques: tuple[Any, ...]) -> None:
         expected=ExpectedBatches(rehearsals.lengths),
     )
     events: list[Any] = []
-    with random_state.kept():
+    with random_state.fork_rng():
         result = training.train(task, events.append)
     assert result.measured["peak_bytes"] == predicted
     assert not [one for one in events if isinstance(one, Warned)]
@@ -264,7 +264,7 @@ def test_a_larger_batch_than_planned_for_is_told_of_before_its_step(tmp_path: Pa
     )
     planned = look(linear(lambda: rows(2, 3, 2), steps=3)).lengths
     events: list[Any] = []
-    with random_state.kept():
+    with random_state.fork_rng():
         training.train(TrainTask(file=str(rows_of_file), expected=ExpectedBatches(planned)), events.append)
     told = [one.text if isinstance(one, Warned) else one.step for one in events]
     assert [one if isinstance(one, int) else "warning" for one in told] == [1, 2, 3, "warning", 4, 5]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import shoestring
-from shoestring.core.called import guard_loss
+from shoestring.core.user_functions import guard_loss
 from shoestring.federated.device_errors import UnusableRecords, error_kind, withhold_text
 from shoestring.federated.events import RoundFinished
 from shoestring.federated.records import records_of

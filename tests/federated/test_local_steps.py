@@ -14,7 +14,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.local import Local
 from shoestring.federated.options import FederateOptions
-from shoestring.federated.prepare import prepared
+from shoestring.federated.prepare import prepare_federation
 from shoestring.federated.techniques.local_training.scaffold import Scaffold
 from tests.federated.simulation.cohort.fedavg import PlainSteps, by_hand, by_shoestring, initial
 from tests.federated.simulation.cohort.test_agreement import CLOSE, job_of
@@ -81,11 +81,11 @@ def test_a_schedule_that_wants_steps_is_given_those_of_the_device_and_one_of_epo
 def test_what_devices_do_not_follow_is_told_with_what_to_give_instead() -> None:
     own = lambda parameters: torch.optim.Adam(parameters, lr=0.1)  # noqa: E731
     job = job_of({"optimizer": own, "patience": 3, "validate": lambda model: {"loss": 0.0}})
-    assert "Local(optimizer=...)" in prepared(job, FederateOptions(per_round=8)).how.why
+    assert "Local(optimizer=...)" in prepare_federation(job, FederateOptions(per_round=8)).how.why
     with pytest.warns(UserWarning, match="patience"):
         assert any("patience" in one for one in shoestring.federate(job, 1, 8, use=()).report["warnings"])
     both = {"optimizer": own, "local": replace(LOCAL, lr=None, optimizer=own)}
-    assert "(optimizer" not in prepared(job_of(both), FederateOptions(per_round=8)).how.why
+    assert "(optimizer" not in prepare_federation(job_of(both), FederateOptions(per_round=8)).how.why
 
 
 def test_devices_step_by_the_jobs_optimizer_where_local_says_nothing_else() -> None:
@@ -103,6 +103,8 @@ def test_devices_step_by_the_jobs_optimizer_where_local_says_nothing_else() -> N
 
 def test_what_can_not_be_done_in_a_devices_work_is_refused() -> None:
     with pytest.raises(Mistake, match="a constant step size"):
-        Scaffold().apply(prepared(job_of({"clip": 1.0}), FederateOptions(per_round=8)).plain)
+        Scaffold().apply(prepare_federation(job_of({"clip": 1.0}), FederateOptions(per_round=8)).plain)
     with pytest.raises(Mistake, match="ReduceLROnPlateau"):
-        prepared(job_of({"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau}), FederateOptions(per_round=8))
+        prepare_federation(
+            job_of({"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau}), FederateOptions(per_round=8)
+        )

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.technique import drift, in_order, parsed
+from shoestring.core.technique import drift, in_order, parse_technique
 from shoestring.federated.catalogue import CATALOGUE, clash, incomplete_reason
 from shoestring.federated.play import RoundResult, play
 from shoestring.federated.prepare import Prepared, parts_of, plain_cost
 from shoestring.federated.room import FederatedRoom
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.planning.choose import asked_for
+from shoestring.planning.choose import requested_candidate
 from tests.federated.toys import toy
 
 WORK = ("", "FedSGD()", "FedProx(mu=0.1)", "Scaffold()", "FedPer()", "Ditto()", "FineTune()")
@@ -75,7 +75,7 @@ def cost(private: bool) -> RoundCost:
 
 
 def made(*rows: str) -> tuple[FederatedTechnique, ...]:
-    return in_order(parsed(one, CATALOGUE) for row in rows for one in row.split(" + ") if one)
+    return in_order(parse_technique(one, CATALOGUE) for row in rows for one in row.split(" + ") if one)
 
 
 def why_not(techniques: tuple[FederatedTechnique, ...], private: bool) -> str:
@@ -86,7 +86,7 @@ def why_not(techniques: tuple[FederatedTechnique, ...], private: bool) -> str:
     if found:
         return found
     try:
-        asked_for(techniques, cost(private))
+        requested_candidate(techniques, cost(private))
     except Mistake as error:
         return str(error)
     return ""
@@ -109,7 +109,7 @@ def rounds(techniques: tuple[FederatedTechnique, ...], count: int = 2, processes
 
 def check(techniques: tuple[FederatedTechnique, ...], private: bool) -> Tensor:
     """It runs, nobody is rejected, and every byte is predicted."""
-    candidate = asked_for(techniques, cost(private))
+    candidate = requested_candidate(techniques, cost(private))
     predicted, confirmed = candidate.cost, FederatedRoom(given(), cost(private)).confirm(candidate).predicted
     assert (confirmed["up_bytes"], confirmed["down_bytes"]) == (predicted.up, predicted.down), techniques
     for played in rounds(techniques):

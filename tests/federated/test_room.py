@@ -14,17 +14,17 @@ from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job
 from shoestring.core.local import Local
-from shoestring.core.technique import in_order, parsed
+from shoestring.core.technique import in_order, parse_technique
 from shoestring.federated.catalogue import CATALOGUE
 from shoestring.federated.evidence import UpdateEvidence, mean_square
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.play import play
-from shoestring.federated.prepare import Prepared, parts_of, plain_cost, prepared
+from shoestring.federated.prepare import Prepared, parts_of, plain_cost, prepare_federation
 from shoestring.federated.room import FederatedRoom, plan_federation
 from shoestring.federated.technique import RoundCost
 from shoestring.federated.techniques.send.quantize import QuantizeUpdates
 from shoestring.federated.techniques.send.top_k import SHARES, TopK
-from shoestring.planning.choose import Chooser, asked_for
+from shoestring.planning.choose import Chooser, requested_candidate
 
 FACTOR = 1.5  # between predicted and measured, as docs/federated.md states
 CODECS = (
@@ -63,13 +63,13 @@ def given(alike: bool, per_round: int, width: int = 24) -> tuple[Prepared, Round
         local=Local(epochs=2, batch=10, lr=0.05),
         seed=1,
     )
-    found = prepared(job, FederateOptions(per_round=per_round, rounds=2, processes=1))
+    found = prepare_federation(job, FederateOptions(per_round=per_round, rounds=2, processes=1))
     return found, plain_cost(found), update(found, "")
 
 
 def update(found: Prepared, written: str) -> Tensor:
     """Of the first round."""
-    parts = parts_of(found, in_order(parsed(one, CATALOGUE) for one in written.split(" + ") if one))
+    parts = parts_of(found, in_order(parse_technique(one, CATALOGUE) for one in written.split(" + ") if one))
     server, devices = found.server(parts), found.devices(parts)
     try:
         return play(parts, server, devices, found.population).server.weights - server.weights
@@ -83,15 +83,17 @@ def update(found: Prepared, written: str) -> Tensor:
 def test_the_predicted_error_is_the_measured_one(alike: bool, per_round: int, written: str) -> None:
     found, cost, exact = given(alike, per_round)
     assert cost.evidence is not None and 1 < len(cost.evidence.exact) <= per_round
-    techniques = in_order(parsed(one, CATALOGUE) for one in written.split(" + "))
-    predicted = asked_for(techniques, cost).cost.error
+    techniques = in_order(parse_technique(one, CATALOGUE) for one in written.split(" + "))
+    predicted = requested_candidate(techniques, cost).cost.error
     measured = float((update(found, written) - exact).square().sum() / exact.square().sum())
     assert measured / FACTOR < predicted < measured * FACTOR
 
 
 def test_devices_that_disagree_make_the_same_codec_worse() -> None:
     one, other = (
-        asked_for(in_order([parsed("QuantizeUpdates(bits=4)", CATALOGUE)]), given(alike, 8)[1]).cost.error
+        requested_candidate(
+            in_order([parse_technique("QuantizeUpdates(bits=4)", CATALOGUE)]), given(alike, 8)[1]
+        ).cost.error
         for alike in (True, False)
     )
     assert other > 5 * one
@@ -132,7 +134,7 @@ def test_a_small_byte_budget_is_used(bytes_up: int) -> None:
         (QuantizeUpdates(4),),
         (QuantizeUpdates(2),),
     )
-    usual = [asked_for(in_order([TopK(share), *more]), cost).cost for share in SHARES for more in after]
+    usual = [requested_candidate(in_order([TopK(share), *more]), cost).cost for share in SHARES for more in after]
     least = min(one.error for one in usual if one.up <= bytes_up)  # some usual ones fit
     assert chosen["error"] < 0.9 * least, "shares between the usual ones are better"
 

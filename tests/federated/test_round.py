@@ -13,7 +13,7 @@ from shoestring.federated.layout import layout_of
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.plain import mean
 from shoestring.federated.play import play, update_problems
-from shoestring.federated.prepare import prepared
+from shoestring.federated.prepare import prepare_federation
 from shoestring.federated.round import ServerState, Updates
 from shoestring.federated.round_events import round_warnings
 from shoestring.federated.seeds import generator_of, seed_of
@@ -97,7 +97,7 @@ def test_a_device_is_chosen_at_most_once_and_the_choice_follows_from_the_seed() 
 
 def test_more_a_round_than_clients_is_refused_with_both_numbers() -> None:
     with pytest.raises(Mistake, match="--per-round 13 and there are 12 clients"):
-        prepared(toy_job(), FederateOptions(per_round=13))
+        prepare_federation(toy_job(), FederateOptions(per_round=13))
 
 
 def test_a_row_has_weights_first_and_statistics_after_them_and_nothing_frozen() -> None:
@@ -115,7 +115,7 @@ def test_a_row_has_weights_first_and_statistics_after_them_and_nothing_frozen() 
         "1.running_var",
         "1.num_batches_tracked",
     ]
-    assert layout.trained == 12 + 4 + 4 + 4 + 2 and layout.size == layout.trained + 9
+    assert layout.trained_count == 12 + 4 + 4 + 4 + 2 and layout.size == layout.trained_count + 9
     row = layout.row(model)
     other = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     layout.load(other, row * 2)

@@ -422,7 +422,7 @@ def test_an_overview_tells_rounds_and_steps_apart(tmp_path: Path) -> None:
     both = overview([private, plain])
     assert chart(both, "runs")["across"] == "round" and "20 rounds" in both
     heads = re.findall(r'<th scope="col" data-name="([^"]*)"', both)
-    assert heads[-5:] == ["Participants", "Bytes up", "Epsilon spent", "Memory", "Trained"] and {
+    assert heads[-5:] == ["Participants", "Bytes up", "Epsilon spent", "Memory", "Time"] and {
         "epsilon",
         "Techniques",
     } <= set(heads)

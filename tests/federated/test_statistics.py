@@ -13,7 +13,7 @@ from torch import nn
 import shoestring
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.local import Local
-from shoestring.core.technique import in_order, parsed
+from shoestring.core.technique import in_order, parse_technique
 from shoestring.federated.catalogue import CATALOGUE
 from shoestring.federated.combined_statistics import median_statistics, statistics_problems
 from shoestring.federated.layout import layout_of
@@ -24,7 +24,7 @@ from shoestring.federated.round import ServerState, Updates
 from shoestring.federated.statistics import KEPT
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.private.sampling import with_equal_weights
-from shoestring.planning.choose import asked_for
+from shoestring.planning.choose import requested_candidate
 from tests.federated.test_matrix import ONCE_EACH
 from tests.federated.toys import CLASSES, WIDTH, toy, toy_job
 
@@ -53,7 +53,7 @@ def normed(**asked: Any) -> Prepared:
 
 
 def made(written: str) -> tuple[FederatedTechnique, ...]:
-    return in_order(parsed(one, CATALOGUE) for one in written.split(" + ") if one)
+    return in_order(parse_technique(one, CATALOGUE) for one in written.split(" + ") if one)
 
 
 def played(
@@ -87,7 +87,7 @@ def test_every_technique_with_statistics_is_predicted_to_the_byte_and_has_no_neg
     if any(one.needs and not set(one.needs) & {type(other).__name__ for other in techniques} for one in techniques):
         pytest.skip("of no use alone")
     cost = plain_cost(given)
-    candidate = asked_for(techniques, cost)
+    candidate = requested_candidate(techniques, cost)
     confirmed = FederatedRoom(given, cost).confirm(candidate).predicted
     assert (confirmed["up_bytes"], confirmed["down_bytes"]) == (candidate.cost.up, candidate.cost.down)
     for one in played(given, written)[0]:
@@ -101,7 +101,7 @@ def test_every_technique_with_statistics_is_predicted_to_the_byte_and_has_no_neg
 def test_top_k_sends_weights_and_not_statistics() -> None:
     given = normed()
     parts = parts_of(given, made("TopK(share=0.1)"))
-    assert parts.layout.size == given.layout.trained == parts.layout.trained
+    assert parts.layout.size == given.layout.trained_count == parts.layout.trained_count
     before, (first, *_) = given.server(parts), played(given, "TopK(share=0.1)")[0]
     assert not torch.equal(first.server.weights, before.weights)
     plain = played(given)[0][0].server
@@ -132,7 +132,7 @@ def test_averaged_statistics_are_the_mean_by_samples_of_what_devices_have() -> N
 def test_local_statistics_stay_on_their_devices_and_go_on_there() -> None:
     given = normed(statistics="local")
     rounds, states = played(given, rounds=3)
-    assert torch.equal(rounds[-1].server.statistics, given.row[given.layout.trained :]), (
+    assert torch.equal(rounds[-1].server.statistics, given.row[given.layout.trained_count :]), (
         "the server's stay as the model began"
     )
     assert {name for one in rounds for name in one.participants} == {name for name in states if KEPT in states[name]}
@@ -142,14 +142,14 @@ def test_local_statistics_stay_on_their_devices_and_go_on_there() -> None:
     assert counters == {name: 2.0 * rounds for name, rounds in took_part.items()}, (
         "two steps a round, counted over all rounds"
     )
-    assert rounds[0].up == 4 * given.layout.trained * 8 + 16 * 8
+    assert rounds[0].up == 4 * given.layout.trained_count * 8 + 16 * 8
 
 
 def test_frozen_statistics_are_those_of_the_beginning_in_training_too() -> None:
     given = normed(statistics="frozen")
     rounds, states = played(given)
-    assert torch.equal(rounds[-1].server.statistics, given.row[given.layout.trained :]) and not states
-    assert rounds[0].up == 4 * given.layout.trained * 8 + 16 * 8
+    assert torch.equal(rounds[-1].server.statistics, given.row[given.layout.trained_count :]) and not states
+    assert rounds[0].up == 4 * given.layout.trained_count * 8 + 16 * 8
     model, device = Scaled(), given.sample[0]
     given.layout.load(model, given.row)
     model.eval()  # one step with all records, by hand, normalised by the initial statistics
@@ -194,7 +194,7 @@ def test_under_an_epsilon_statistics_never_leave_a_device() -> None:
 def test_statistics_that_make_no_sense_are_rejected_with_their_device() -> None:
     given = normed()
     layout = given.layout.statistics
-    good = given.row[given.layout.trained :].repeat(3, 1)
+    good = given.row[given.layout.trained_count :].repeat(3, 1)
     good[1, 8] = -1.0  # a variance
     good[2, 0] = torch.nan  # a mean
     assert [bool(why) for why in statistics_problems(layout, good, 3)] == [False, True, True]

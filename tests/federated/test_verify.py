@@ -12,7 +12,7 @@ from torch import Tensor
 from shoestring.core.exactness import Exactness
 from shoestring.core.local import Local
 from shoestring.federated.options import FederateOptions
-from shoestring.federated.prepare import Prepared, prepared
+from shoestring.federated.prepare import Prepared, prepare_federation
 from shoestring.federated.room import FederatedPlan, FederationDetails
 from shoestring.federated.simulation.cohort import recording
 from shoestring.federated.verify import MOST, ROUNDS, SEQUENTIAL, rounds_to_verify, verify_plan
@@ -24,7 +24,7 @@ PLAIN = FederatedPlan((), Exactness.BITS, {}, FederationDetails(SEQUENTIAL))
 
 def stacked(**local: Any) -> Prepared:
     job = job_of({"clients": clients((18,) * 8), "local": Local(**{"batch": 6, "epochs": 2, "lr": 0.05, **local})})
-    return prepared(job, FederateOptions(per_round=8, rounds=1, processes=2))
+    return prepare_federation(job, FederateOptions(per_round=8, rounds=1, processes=2))
 
 
 def test_there_are_rounds_enough_for_recordings_in_every_process() -> None:
@@ -37,7 +37,9 @@ def test_there_are_rounds_enough_for_recordings_in_every_process() -> None:
 
 def test_what_is_planned_is_kept_past_the_first_recording() -> None:
     found = verify_plan(stacked(), PLAIN)
-    assert found.rounds > ROUNDS and found.kept and [one.kept for one in found.verdicts] == [True, True], found.verdicts
+    assert found.rounds > ROUNDS and found.holds and [one.kept for one in found.verdicts] == [True, True], (
+        found.verdicts
+    )
 
 
 @pytest.mark.parametrize("after", [recording.AFTER])
@@ -53,13 +55,13 @@ def test_a_recording_that_gives_other_numbers_is_not_kept(monkeypatch: pytest.Mo
     monkeypatch.setattr(recording, "same_bits", lambda found, right: True)
     monkeypatch.setattr("shoestring.federated.simulation.cohort.engine.is_checked_round", lambda round: False)
     found = verify_plan(stacked(), PLAIN)
-    assert not found.kept and found.verdicts[0].kept is False and found.rounds * 12 > after
+    assert not found.holds and found.verdicts[0].kept is False and found.rounds * 12 > after
     assert torch.isfinite(torch.tensor(found.verdicts[0].difference))
 
 
 def test_a_way_that_turns_out_wrong_while_it_is_verified_is_told() -> None:
     from tests.federated.simulation.cohort.test_gradient_comparison import job
 
-    given = prepared(job(), FederateOptions(per_round=8, rounds=1, processes=1))
+    given = prepare_federation(job(), FederateOptions(per_round=8, rounds=1, processes=1))
     found = verify_plan(replace(given, processes=1), PLAIN)
-    assert found.kept and "one after the other" in found.verdicts[0].what and "batch of 5" in found.verdicts[0].what
+    assert found.holds and "one after the other" in found.verdicts[0].what and "batch of 5" in found.verdicts[0].what

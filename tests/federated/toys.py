@@ -11,7 +11,7 @@ from torch import nn
 from shoestring.core.job import Job
 from shoestring.core.local import Local
 from shoestring.federated.options import FederateOptions
-from shoestring.federated.prepare import Prepared, prepared
+from shoestring.federated.prepare import Prepared, prepare_federation
 from shoestring.federated.simulation.cohort import MethodChoice
 
 WIDTH, CLASSES = 6, 3
@@ -49,6 +49,6 @@ def toy(
     processes: int = 1,
     **asked: Any,
 ) -> Prepared:
-    return prepared(
+    return prepare_federation(
         job or toy_job(), FederateOptions(per_round=per_round, rounds=rounds, processes=processes, **asked), how=how
     )

@@ -16,11 +16,11 @@ import shoestring
 from shoestring import Dirichlet, Job, Local, Mistake
 from shoestring.data.clients import clients_of
 from shoestring.federated.records import records_of
-from shoestring.jobfile import job_path, loaded_job
+from shoestring.jobfile import job_path, load_job
 
 
 def built_in(name: str, **flags: Any) -> Job:
-    return loaded_job(job_path(name), flags)
+    return load_job(job_path(name), flags)
 
 
 def speeches(folder: Path) -> Path:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from shoestring.measure.blocks import blocks
 from tests.models import MODELS
@@ -22,6 +23,20 @@ from tests.models import MODELS
 )
 def test_the_blocks_of_a_model(name: str, found: list[str]) -> None:
     assert list(blocks(MODELS[name][0]())) == found
+
+
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def test_scripted_modules_are_no_blocks() -> None:
+    """Their class has a `forward` that nobody may look at, and takes no hooks."""
+    assert not blocks(nn.Sequential(*(torch.jit.script(Scripted()) for _ in range(3))))
 
 
 def test_a_module_with_two_names_is_one_block() -> None:

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.hardware import Hardware, for_group
-from shoestring.core.seal import sealed
+from shoestring.core.seal import seal
 from shoestring.measure import instructions, probe
-from shoestring.measure.cache import cache_folder, key_of, new_secret, read_kept, read_secret, value_of, write_kept
+from shoestring.measure.cache import cache_folder, key_of, new_secret, read_cached, read_secret, value_of, write_cached
 from shoestring.measure.tracker import Log, Moment, StorageEvent
 from shoestring.planning import answers as kept
 from shoestring.training.evidence import duration, earlier
@@ -72,7 +72,7 @@ LOG = json.loads(
 
 
 def use_hardware(place: Path) -> None:
-    found = probe.kept_hardware()
+    found = probe.cached_hardware()
     if found is not None:
         probe.doubt(found, 1e11, 0.0, 2e9)
         probe.combine_measurements(found, Hardware(busy=0.9))
@@ -105,7 +105,7 @@ def use_evidence(place: Path) -> None:
 USES: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
     "hardware": (probe.hardware_file, use_hardware),
     "dtypes": (instructions.outcomes_file, use_dtypes),
-    "seconds": (duration.kept_at, use_seconds),
+    "seconds": (duration.seconds_file, use_seconds),
     "choice": (lambda: cache_folder() / "plans" / "a.json", use_choice),
     "evidence": (lambda: kept.open_answers({"job": 1}, 1e11).place, use_evidence),
 }
@@ -113,7 +113,7 @@ USES: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
 
 def keyed(file: Path, data: dict[str, Any]) -> bytes:
     """A file as ours, with anything in it."""
-    return sealed(data, key_of(read_secret() or new_secret(), file))
+    return seal(data, key_of(read_secret() or new_secret(), file))
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +149,7 @@ def test_one_as_it_was_written_is_used(name: str) -> None:
     file.write_bytes(keyed(file, WHOLE[name]))
     use(file)
     if name == "hardware":
-        assert probe.kept_hardware() is not None
+        assert probe.cached_hardware() is not None
     if name == "choice":
         assert earlier.chosen_earlier(file) is not None
 
@@ -186,7 +186,7 @@ def test_caches_are_where_the_user_has_caches(
     monkeypatch.setenv("XDG_CACHE_HOME", told.format(home))
     assert str(cache_folder()) == where.format(home)
     duration.remember_seconds(Path("a.json"), 5.0)
-    assert duration.kept_at().is_file() and duration.kept_at().is_relative_to(where.format(home))
+    assert duration.seconds_file().is_file() and duration.seconds_file().is_relative_to(where.format(home))
 
 
 @pytest.mark.parametrize("where", ["/proc/none", "/dev/null"])
@@ -215,8 +215,8 @@ def test_a_cache_that_others_could_have_written_is_not_believed(
     what: str, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = cache_folder() / "plans" / "a.json"
-    write_kept(file, {"a": 1})
-    assert read_kept(file, dict) == {"a": 1}
+    write_cached(file, {"a": 1})
+    assert read_cached(file, dict) == {"a": 1}
     place = {"file": file, "folder": file.parent, "caches": cache_folder()}[what]
     if whose == "everybody's":
         place.chmod(0o777)
@@ -224,9 +224,9 @@ def test_a_cache_that_others_could_have_written_is_not_believed(
         os.chown(place, 4711, 4711)
     else:
         monkeypatch.setattr("os.getuid", lambda uid=os.getuid(): uid + 1)
-    assert read_kept(file, dict) is None
-    write_kept(file, {"a": 2})
-    assert read_kept(file, dict) == (
+    assert read_cached(file, dict) is None
+    write_cached(file, {"a": 2})
+    assert read_cached(file, dict) == (
         {"a": 2} if whose == "everybody's" or (what == "file" and os.getuid() == 0) else None
     )
 
@@ -235,8 +235,8 @@ def test_what_is_kept_can_be_read_and_written_by_its_user_only() -> None:
     before = os.umask(0o002)  # as some systems set it
     try:
         file = cache_folder() / "plans" / "a.json"
-        write_kept(file, {"a": 1})
+        write_cached(file, {"a": 1})
     finally:
         os.umask(before)
     assert [stat.S_IMODE(one.stat().st_mode) for one in (file, file.parent, cache_folder())] == [0o600, 0o700, 0o700]
-    assert read_kept(file, dict) == {"a": 1}
+    assert read_cached(file, dict) == {"a": 1}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shoestring import Job
 from shoestring.core import random_state
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.measure.holdings import tensors_in
 from shoestring.measure.timeline import peak
 from shoestring.training.evidence.rehearse import rehearse, track
@@ -343,8 +343,8 @@ def job() -> Job:
 def test_a_run_of_a_job_file_measures_what_was_predicted_with_all_that_the_file_holds(tmp_path: Path) -> None:
     file = tmp_path / "taught.py"
     file.write_text(JOB)
-    predicted = peak(rehearse(loaded_job(file, {}), ()))
-    with random_state.kept():
+    predicted = peak(rehearse(load_job(file, {}), ()))
+    with random_state.fork_rng():
         found = training.train(TrainTask(file=str(file)), lambda event: None)
     assert found.measured["peak_bytes"] == predicted.bytes
     assert dict(predicted.parts)["constants"] == 5000 * 4 + (8 * 3 + 8 + 64 * 8 + 8) * 4

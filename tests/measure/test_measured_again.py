@@ -13,7 +13,7 @@ import pytest
 
 from shoestring.core.hardware import Hardware
 from shoestring.measure import probe
-from shoestring.measure.cache import read_kept, write_kept
+from shoestring.measure.cache import read_cached, write_cached
 from shoestring.measure.probe import (
     MORE_ROUNDS,
     QUIET,
@@ -21,9 +21,9 @@ from shoestring.measure.probe import (
     ProbeRound,
     best_of,
     busy_share,
+    cached_hardware,
     combine_measurements,
     doubt,
-    kept_hardware,
     remember,
     rounds,
 )
@@ -146,7 +146,7 @@ def test_a_kept_machine_is_looked_at_once_a_process_and_measured_again_if_that_d
             probe.BELIEVED.clear()
         return probe.known_hardware().flops, list(done)
 
-    monkeypatch.setattr(probe, "measured_hardware", measured)
+    monkeypatch.setattr(probe, "measure_hardware", measured)
     monkeypatch.setattr(probe, "glance", glance)
     assert asked(anew=True) == (1e11, ["measured"])  # nothing was kept
     assert asked(anew=False) == (1e11, [])
@@ -159,16 +159,16 @@ def test_a_kept_machine_is_looked_at_once_a_process_and_measured_again_if_that_d
 
 def test_a_file_of_an_older_version_is_measured_again(home: Path) -> None:
     remember(KEPT)
-    assert kept_hardware() == KEPT
+    assert cached_hardware() == KEPT
     old = {name: value for name, value in asdict(KEPT).items() if name not in ("when", "tries", "busy")}
     probe.hardware_file().write_text(json.dumps(old))
-    assert kept_hardware() is None
-    write_kept(probe.hardware_file(), old)  # sealed, and without what it must say
-    assert kept_hardware() is None
-    write_kept(probe.hardware_file(), asdict(KEPT) | {"colour": "blue"})
-    assert kept_hardware() is None
+    assert cached_hardware() is None
+    write_cached(probe.hardware_file(), old)  # sealed, and without what it must say
+    assert cached_hardware() is None
+    write_cached(probe.hardware_file(), asdict(KEPT) | {"colour": "blue"})
+    assert cached_hardware() is None
     remember(replace(KEPT, device="another"))  # GPUs that were hidden since, or came
-    assert kept_hardware() is None
+    assert cached_hardware() is None
 
 
 def test_a_damaged_file_is_as_good_as_none(home: Path) -> None:
@@ -177,10 +177,10 @@ def test_a_damaged_file_is_as_good_as_none(home: Path) -> None:
     for _ in range(2000):
         place = draw.randrange(len(whole))
         file.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << draw.randrange(8))]) + whole[place + 1 :])
-        assert kept_hardware() in (None, KEPT)  # the same, where the flip made another space
+        assert cached_hardware() in (None, KEPT)  # the same, where the flip made another space
     for text in (b"", b"{", b"[]", b"null", b"7", b'"x"', b'{"sha256": 3}', b"[" * 100_000, whole[:-9], b"\xff\xfe"):
         file.write_bytes(text)
-        assert kept_hardware() is None
+        assert cached_hardware() is None
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "nothing"])
@@ -192,27 +192,27 @@ def test_only_regular_files_are_read(kind: str, tmp_path: Path) -> None:
         there.symlink_to("/dev/zero")
     elif kind == "folder":
         there.mkdir()
-    assert read_kept(there, dict) is None
+    assert read_cached(there, dict) is None
 
 
 def test_a_kept_file_is_there_whole_or_not_at_all_and_drafts_of_the_dead_are_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = tmp_path / "kept.json"
-    write_kept(there, {"a": 1})
+    write_cached(there, {"a": 1})
     (tmp_path / "kept.json.tmp-1").write_text('{"a"')
     monkeypatch.setattr(Path, "rename", lambda *given: (_ for _ in ()).throw(OSError(28, "full")))
-    write_kept(there, {"a": 2})  # could not be finished, and nobody is troubled with it
-    assert read_kept(there, dict) == {"a": 1}
+    write_cached(there, {"a": 2})  # could not be finished, and nobody is troubled with it
+    assert read_cached(there, dict) == {"a": 1}
     monkeypatch.undo()
-    write_kept(there, {"a": 3})
-    assert read_kept(there, dict) == {"a": 3} and [path.name for path in tmp_path.iterdir()] == ["kept.json"]
+    write_cached(there, {"a": 3})
+    assert read_cached(there, dict) == {"a": 3} and [path.name for path in tmp_path.iterdir()] == ["kept.json"]
 
 
 def test_a_home_that_can_not_be_written_to_troubles_nobody(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    write_kept(tmp_path / "file" / "kept.json", {"a": 1})
-    assert read_kept(tmp_path / "file" / "kept.json", dict) is None
+    write_cached(tmp_path / "file" / "kept.json", {"a": 1})
+    assert read_cached(tmp_path / "file" / "kept.json", dict) is None
 
 
 STAT = """cpu  999 0 999 999 0 0 0 0 0 0

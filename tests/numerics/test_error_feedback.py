@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shoestring.numerics.error_feedback import encode_and_keep, owed
+from shoestring.numerics.error_feedback import encode_and_keep, update_with_error
 
 
 class Rounding:
@@ -23,7 +23,7 @@ class Rounding:
 def test_all_that_was_sent_and_what_is_kept_are_all_updates(steps: list[list[int]]) -> None:
     sent, kept = torch.zeros(3), None
     for step in steps:
-        message, due = torch.zeros(3), owed(torch.tensor(step) / 8, kept).clone()
+        message, due = torch.zeros(3), update_with_error(torch.tensor(step) / 8, kept).clone()
         encode_and_keep(Rounding(), due, message)
         sent, kept = sent + message, due
         assert float(kept.abs().max()) <= 0.5
@@ -32,4 +32,4 @@ def test_all_that_was_sent_and_what_is_kept_are_all_updates(steps: list[list[int
 
 def test_what_another_model_left_is_not_owed() -> None:
     update = torch.ones(3)
-    assert owed(update, torch.ones(4)) is update and owed(update, None) is update
+    assert update_with_error(update, torch.ones(4)) is update and update_with_error(update, None) is update

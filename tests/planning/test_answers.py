@@ -15,7 +15,7 @@ import pytest
 from shoestring.core.codec import to_json
 from shoestring.core.errors import OverBudget
 from shoestring.core.hardware import Hardware
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.measure.tracker import Log, StorageEvent
 from shoestring.planning import answers as kept_evidence
 from shoestring.planning.answers import DRIFTED, MeasuredAnswers, digest, open_answers, own_modules
@@ -122,10 +122,10 @@ def test_a_damaged_file_counts_as_not_there(damage: Any) -> None:
 
 
 def test_a_file_of_other_shape_and_an_answer_of_another_kind_are_measured_again() -> None:
-    from shoestring.measure.cache import write_kept
+    from shoestring.measure.cache import write_cached
 
     place = filled().place
-    write_kept(place, {"version": 1, "when": "never", "speed": {}, "files": 3, "answers": 4})
+    write_cached(place, {"version": 1, "when": "never", "speed": {}, "files": 3, "answers": 4})
     assert not kept().answers
     odd = kept()
     odd.answers[digest({"log": 1})] = {"events": 3}
@@ -162,7 +162,7 @@ def test_two_that_plan_at_once_leave_a_whole_file() -> None:
 
 
 def test_a_module_of_the_users_that_changed_makes_what_was_measured_with_it_void(file: Path) -> None:
-    loaded_job(str(file), {})
+    load_job(str(file), {})
     mine = file.parent / "layers_of_mine.py"
     assert str(mine) in own_modules() and not any(
         "site-packages" in one or "shoestring/core" in one for one in own_modules()
@@ -182,7 +182,7 @@ def test_a_job_is_known_by_its_source_flags_files_batches_software_and_machine(
     data.write_text("one")
 
     def place(machine: Hardware = Hardware(), workers: int = 1, **flags: Any) -> str:
-        return digest(about_job(loaded_job(str(file), flags), machine, workers, workers))
+        return digest(about_job(load_job(str(file), flags), machine, workers, workers))
 
     before = place()
     assert place() == before
@@ -247,6 +247,6 @@ def test_what_is_planned_for_named_techniques_measures_no_more_than_they_need(
 def test_a_job_without_a_file_is_measured_each_time(file: Path) -> None:
     from dataclasses import replace
 
-    job = replace(loaded_job(str(file), {}), origin=None)
+    job = replace(load_job(str(file), {}), origin=None)
     assert not api.plan(job).measured_at and not api.plan(job).measured_at
     assert not (Path(os.environ["HOME"]) / ".cache" / "shoestring" / "evidence").exists()

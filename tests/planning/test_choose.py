@@ -15,7 +15,7 @@ from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
 from shoestring.core.technique import Technique, applied
-from shoestring.planning.choose import Chooser, asked_for, candidates
+from shoestring.planning.choose import Chooser, candidates, requested_candidate
 from shoestring.planning.plan import Plan
 from shoestring.planning.room import Candidate, Room
 
@@ -74,7 +74,7 @@ def boxed(one: Box, size: float = 1.0) -> Boxed:
     return Boxed(one.techniques, one.exactness, {**one.known, "size_bytes": one.known["size_bytes"] * size}, None)
 
 
-PLAIN = boxed(asked_for((), Bulk(1000)))
+PLAIN = boxed(requested_candidate((), Bulk(1000)))
 
 
 class Shelf(Room[Technique[Books, Bulk], Bulk, Boxed]):
@@ -174,7 +174,7 @@ def test_a_plan_that_is_no_better_by_more_than_noise_gives_way_to_a_known_one_th
         (99.0, "plain", ["no better than plain by more than noise (2%), and larger"]),
         (97.0, "Tidy()", []),
     ):
-        plain = boxed(asked_for((), books))
+        plain = boxed(requested_candidate((), books))
         found = Chooser(Airy(damage), books).best(Budget(size=300), ALL, plain, known=(plain,))
         assert str(found.chosen) == chosen
         assert [why for one, why in found.runners_up if one.techniques] == lost
@@ -183,7 +183,7 @@ def test_a_plan_that_is_no_better_by_more_than_noise_gives_way_to_a_known_one_th
 def test_thousands_of_candidates_are_enumerated_lazily_each_from_the_one_it_extends() -> None:
     room = Shelf()
     found = list(candidates(room.catalogue, Bulk(1000), Exactness.CHANGED, room.clash, room.complete))
-    assert len(found) == 8 and all(one == asked_for(one.techniques, Bulk(1000)) for one in found)
+    assert len(found) == 8 and all(one == requested_candidate(one.techniques, Bulk(1000)) for one in found)
 
 
 def test_the_chooser_needs_no_torch() -> None:

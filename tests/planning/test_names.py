@@ -8,7 +8,7 @@ import pytest
 
 from shoestring.core.errors import Mistake
 from shoestring.core.rooms import room_named
-from shoestring.core.technique import parsed, text
+from shoestring.core.technique import parse_technique, text
 from shoestring.planning.names import check_written, knobs_of, technique_files
 from shoestring.training.catalogue import CATALOGUE
 from tests.training.test_promises import ledger
@@ -47,7 +47,7 @@ def test_a_mistake_is_told_of_in_the_same_words_without_importing_it(written: st
     said = []
     for check in (
         lambda written: check_written(written, "shoestring.training"),
-        lambda written: parsed(written, CATALOGUE),
+        lambda written: parse_technique(written, CATALOGUE),
     ):
         with pytest.raises(Mistake) as told:
             check(written)

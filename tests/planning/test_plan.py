@@ -16,7 +16,7 @@ from shoestring.core.codec import Unreadable
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
-from shoestring.core.technique import Technique, built
+from shoestring.core.technique import Technique, technique_from
 from shoestring.planning.plan import LARGEST, WORDS, Outcome, Plan, read_plan
 
 SIZE, LOST = Quantity("size_bytes", "size", counted=True), Quantity("letters_lost", "letters lost", "letters")
@@ -52,7 +52,7 @@ PLAN = Plan(
 
 
 def read(file: Mapping[str, Any]) -> Plan[Trim, Kept]:
-    return read_plan(file, partial(built, catalogue=(Trim,)), (SIZE, LOST), Kept)
+    return read_plan(file, partial(technique_from, catalogue=(Trim,)), (SIZE, LOST), Kept)
 
 
 def file_of(**changed: Any) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def test_an_older_copy_is_known_to_who_has_seen_the_newer_one(tmp_path: Path) ->
     seen = opened(tmp_path).lines
     path.write_bytes(older)
     found = opened(tmp_path, done=2, lines=seen)
-    assert found.lost == 3 and found.epsilon() == epsilon_of(8.0, 0.1, 5, 1e-5, QUICK)
+    assert found.lost_rounds == 3 and found.epsilon() == epsilon_of(8.0, 0.1, 5, 1e-5, QUICK)
 
 
 def test_after_a_torn_line_the_next_one_is_whole_and_the_torn_one_counts(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_lines_that_were_cut_out_while_a_run_went_on_are_missed_by_all_later_run
     path.write_bytes(path.read_bytes()[: 2 * WIDTH])
     assert mine.spend(ReleasedRound("mine", 4, "0" * 16, 1.0, 0.1, 1e-5))
     for seen in (mine, PrivacyLedger(path, "other")):
-        assert seen.lost == 2 and seen.epsilon() > before
+        assert seen.lost_rounds == 2 and seen.epsilon() > before
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_what_is_cut_off_by_a_full_disk_counts_as_a_round(tmp_path: Path) -> Non
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     again = PrivacyLedger(path, "mine", 1, 1)
-    assert again.lost == 1 and again.spend(replace(entry, round=1)) and again.lost == 1
+    assert again.lost_rounds == 1 and again.spend(replace(entry, round=1)) and again.lost_rounds == 1
 
 
 def test_two_names_of_one_ledger_and_a_limit_that_is_met_exactly(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from shoestring.core.exactness import Exactness
-from shoestring.core.technique import described
+from shoestring.core.technique import technique_json
 from shoestring.processes.group.launch import run_group
+from shoestring.processes.nodes import Team
 from shoestring.runs.event import Event
 from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.data_parallel import DataParallel
@@ -150,9 +151,9 @@ def test_a_stage_that_hangs_is_named(rank: int, tmp_path: Path, monkeypatch: pyt
                 gates.open(10)
 
         task = train_task(
-            tmp_path / "job.py", STEPS, [described(Pipeline(2, 4))], tmp_path / "run", {"steps": 3, "keep": 2}
+            tmp_path / "job.py", STEPS, [technique_json(Pipeline(2, 4))], tmp_path / "run", {"steps": 3, "keep": 2}
         )
-        result = run_group(task, {}, look, devices=2, patience=3.0, clock=clock)
+        result = run_group(task, {}, Team(2, patience=3.0), look, clock=clock)
     died = [event for event in records(tmp_path / "run") if event["event"] == "died"]
     assert [event["rank"] for event in died] == [rank] and died[0]["why"].startswith("no sign of life for ")
     assert result.restarts == 1 and result.steps == STEPS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoestring.core.errors import Crashed
-from shoestring.processes.launch import StoppingWorker, ended_silently, ending_text, stands
+from shoestring.processes.launch import StoppingWorker, ending_text, result_without_message, stands
 from shoestring.processes.signals import stopping_gently
 from tests.tasks import train_task
 
@@ -20,7 +20,7 @@ def test_a_killed_worker_is_told_with_what_that_may_mean_and_where_the_run_stand
         match=r"died with SIGKILL: it was killed from outside, by a person, .* \(dmesg would tell\)\. It had "
         r"saved no checkpoint yet: the same command with --run .* begins anew",
     ):
-        ended_silently(task, -signal.SIGKILL, [], False)
+        result_without_message(task, -signal.SIGKILL, [], False)
     assert "somebody" not in ending_text(-signal.SIGKILL) and stands(train_task(tmp_path / "job.py", 3)) == ""
 
 

@@ -13,7 +13,7 @@ from shoestring.core.codec import to_json
 from shoestring.core.errors import Crashed, Mistake
 from shoestring.core.rooms import installed_rooms
 from shoestring.processes.messages import Closing
-from shoestring.processes.task import GroupHistory, GroupSeat, read_task, written_task
+from shoestring.processes.task import GroupHistory, GroupSeat, read_task, task_text
 from shoestring.training.evidence.tasks import TechniqueSpec, TrialTask
 from shoestring.training.execution.recorder import RecordingSettings
 from shoestring.training.execution.tasks import DoctorTask, TrainResult, TrainTask
@@ -24,7 +24,7 @@ def test_a_task_is_read_as_it_was_written() -> None:
         DoctorTask(),
         TrainTask(file="a.py", techniques=(TechniqueSpec("Checkpoint", {"every": 2}),), steps=3),
     ):
-        assert read_task(written_task(task)) == task
+        assert read_task(task_text(task)) == task
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_what_a_task_names_is_looked_up_and_never_imported(
 ) -> None:
     (tmp_path / "payload.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    written = json.dumps(json.loads(written_task(DoctorTask())) | changed)
+    written = json.dumps(json.loads(task_text(DoctorTask())) | changed)
     with pytest.raises(Mistake, match=said):
         read_task(written)
     assert "payload" not in sys.modules
@@ -59,12 +59,12 @@ def test_every_task_of_every_room_is_in_its_room_s_table_under_its_kind() -> Non
 def test_training_can_be_stopped_and_tells_of_its_group_and_a_trial_can_not() -> None:
     train = TrainTask(file="a.py", recording=RecordingSettings("run"))
     assert (train.run_folder, TrainTask(file="a.py").run_folder) == ("run", "")
-    assert train.stopped(7).stopped == 7
+    assert train.stop_result(7).stopped == 7
     grouped = train.in_group(TrainResult(steps=3), GroupHistory(4, 1, (2.0,)))
     assert (grouped.steps, grouped.world, grouped.restarts, grouped.recovery_seconds) == (3, 4, 1, (2.0,))
     assert train.closing(TrainResult(unsaved="full", stopped=2)) == Closing("full", 2)
     with pytest.raises(Crashed, match="a trial is nothing that can be stopped"):
-        TrialTask(file="a.py").stopped(1)
+        TrialTask(file="a.py").stop_result(1)
     with pytest.raises(Crashed, match="a doctor is nothing that a group can do"):
         DoctorTask().join(GroupSeat(0, 2, True, 1.0))
     assert to_json(DoctorTask()) == {}

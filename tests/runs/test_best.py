@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from shoestring.core.errors import Crashed, Mistake
-from shoestring.core.technique import built
-from shoestring.jobfile import loaded_job
+from shoestring.core.technique import technique_from
+from shoestring.jobfile import load_job
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import VALIDATE
 from shoestring.processes.launch import run_worker
-from shoestring.runs.checkpoints import BEST, damage, saved
+from shoestring.runs.checkpoints import BEST, damage, list_checkpoints
 from shoestring.runs.event import Begun, Event, Saved, Stepped, Validated, Warned
 from shoestring.runs.export import best_weights, export_steps, export_weights
 from shoestring.runs.folder import Folder
@@ -167,8 +167,8 @@ def test_what_a_validation_needs_is_predicted_to_the_byte_and_measured(
     plan: str, listed: bool, job: Path, tmp_path: Path
 ) -> None:
     result = run_worker(task(job, tmp_path, plan, listed=listed), {})
-    techniques = tuple(built(one["name"], one["knobs"], CATALOGUE) for one in PLANS[plan])
-    highest = peak(rehearse(loaded_job(job, {"listed": listed}), techniques))
+    techniques = tuple(technique_from(one["name"], one["knobs"], CATALOGUE) for one in PLANS[plan])
+    highest = peak(rehearse(load_job(job, {"listed": listed}), techniques))
     assert highest.moment.phase == VALIDATE
     assert result.measured["peak_bytes"] == highest.bytes and result.measured["validation_seconds"] > 0
 
@@ -183,18 +183,18 @@ def test_better_weights_take_the_place_of_those_before(job: Path, tmp_path: Path
         and [event.step for event in told if isinstance(event, Saved) and event.checkpoint.startswith(BEST)] == better
     )
     assert (
-        len(saved(tmp_path / "checkpoints", BEST)) < len(better)
-        and saved(tmp_path / "checkpoints", BEST)[-1].step == better[-1]
+        len(list_checkpoints(tmp_path / "checkpoints", BEST)) < len(better)
+        and list_checkpoints(tmp_path / "checkpoints", BEST)[-1].step == better[-1]
     )
     if better[-1] == 24:  # they are those that it ended with
         export_weights(best_weights(Folder(tmp_path)), tmp_path / "best.safetensors")
-        last = saved(tmp_path / "checkpoints")[-1].weights()
+        last = list_checkpoints(tmp_path / "checkpoints")[-1].weights()
         assert all(torch.equal(value, last[name]) for name, value in TensorFile(tmp_path / "best.safetensors").items())
 
 
 def test_flipped_bits_in_the_best_weights_are_found(job: Path, tmp_path: Path) -> None:
     trained(job, tmp_path, "plain")
-    best = saved(tmp_path / "checkpoints", BEST)[-1]
+    best = list_checkpoints(tmp_path / "checkpoints", BEST)[-1]
     file = best.path / "weights.safetensors"
     whole = bytearray(file.read_bytes())
     whole[len(whole) // 2] ^= 1
@@ -225,7 +225,7 @@ def test_the_course_as_csv_has_metrics_where_there_was_a_validation(
 def test_a_goal_that_is_not_measured_ends_the_run_and_keeps_what_was_trained(job: Path, tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="validation gave loss, accuracy"):
         trained(job, tmp_path, "plain", goal="max f1", patience=0)
-    assert saved(tmp_path / "checkpoints")[-1].step == 4
+    assert list_checkpoints(tmp_path / "checkpoints")[-1].step == 4
 
 
 def test_a_validation_by_the_clock_says_that_runs_differ(job: Path, tmp_path: Path) -> None:

@@ -25,12 +25,21 @@ from shoestring.core.errors import Mistake
 from shoestring.core.run import Run
 from shoestring.data.feed import Feed
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import FILES, RunCheckpoint, damage, draft, newest_good, prune, publish, saved
+from shoestring.runs.checkpoints import (
+    FILES,
+    RunCheckpoint,
+    damage,
+    draft,
+    list_checkpoints,
+    newest_good,
+    prune,
+    publish,
+)
 from shoestring.runs.event import Event, Saved, Warned
-from shoestring.runs.packing import packed, unpacked
+from shoestring.runs.packing import pack, unpack
 from shoestring.runs.saver import Saver, Snapshot
 from shoestring.runs.tensors import TensorFile, UnreadableTensors, write_tensors
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.execution.recorder import Recorder, RecordingSettings
 from shoestring.training.execution.snapshot import restore, snapshot_of
 from shoestring.training.loop import steps
@@ -76,7 +85,7 @@ nested = strategies.recursive(
 @hypothesis.given(nested)
 def test_what_is_packed_comes_out_the_same(value: Any) -> None:
     tensors: dict[str, torch.Tensor] = {}
-    assert unpacked(json.loads(json.dumps(packed(value, tensors, "x"))), tensors) == value
+    assert unpack(json.loads(json.dumps(pack(value, tensors, "x"))), tensors) == value
 
 
 def test_tensors_keep_their_strides_and_arrays_stay_arrays() -> None:
@@ -86,14 +95,14 @@ def test_tensors_keep_their_strides_and_arrays_stay_arrays() -> None:
         "b": np.arange(4, dtype=np.uint32),
         "c": np.float64(0.1),
     }
-    back = unpacked(json.loads(json.dumps(packed(value, tensors, "x"))), tensors)
+    back = unpack(json.loads(json.dumps(pack(value, tensors, "x"))), tensors)
     assert back["a"].stride() == value["a"].stride() and torch.equal(back["a"], value["a"])
     assert back["b"].dtype == np.uint32 and (back["b"] == value["b"]).all() and back["c"] == 0.1
 
 
 def test_what_only_code_could_bring_back_is_refused() -> None:
     with pytest.raises(Mistake, match="holds a Linear"):
-        packed({"model": nn.Linear(1, 1)}, {}, "state")
+        pack({"model": nn.Linear(1, 1)}, {}, "state")
 
 
 # Damage
@@ -187,7 +196,7 @@ def test_a_header_that_lies_is_refused(header: Any, tmp_path: Path) -> None:
 def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     made(tmp_path, 1, 2, 3, 4, 5)
     prune(tmp_path, 2, best=2)
-    assert [one.step for one in saved(tmp_path)] == [2, 4, 5]
+    assert [one.step for one in list_checkpoints(tmp_path)] == [2, 4, 5]
 
 
 def test_a_full_disk_costs_a_warning_and_saving_recovers(tmp_path: Path) -> None:
@@ -207,9 +216,9 @@ def test_a_full_disk_costs_a_warning_and_saving_recovers(tmp_path: Path) -> None
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(map(type, told)) == [Saved, Warned, Warned] and "training goes on" in str(told[1])
-    assert newest_good(tmp_path)[0] == saved(tmp_path)[0] and not list(tmp_path.glob("*.tmp-*"))
+    assert newest_good(tmp_path)[0] == list_checkpoints(tmp_path)[0] and not list(tmp_path.glob("*.tmp-*"))
     save(4)
-    assert isinstance(told[-1], Saved) and [one.step for one in saved(tmp_path)] == [1, 4]
+    assert isinstance(told[-1], Saved) and [one.step for one in list_checkpoints(tmp_path)] == [1, 4]
 
 
 def test_state_that_cannot_be_saved_costs_a_warning_and_not_the_run(tmp_path: Path) -> None:
@@ -223,11 +232,11 @@ def test_state_that_cannot_be_saved_costs_a_warning_and_not_the_run(tmp_path: Pa
 def test_a_full_disk_gives_up_the_oldest_checkpoint_for_the_next(tmp_path: Path) -> None:
     saver = Saver(tmp_path, Cadence(steps=1, keep=3), lambda event: None)
     made(tmp_path, 1, 2, 3)
-    saver.failed(OSError(errno.ENOSPC, "No space left on device"))
-    assert [one.step for one in saved(tmp_path)] == [2, 3]
+    saver.note_failure(OSError(errno.ENOSPC, "No space left on device"))
+    assert [one.step for one in list_checkpoints(tmp_path)] == [2, 3]
     for _ in range(5):
-        saver.failed(OSError(errno.ENOSPC, "No space left on device"))
-    assert [one.step for one in saved(tmp_path)] == [3], "the newest is what it can go on from"
+        saver.note_failure(OSError(errno.ENOSPC, "No space left on device"))
+    assert [one.step for one in list_checkpoints(tmp_path)] == [3], "the newest is what it can go on from"
 
 
 def test_saving_by_time_takes_no_more_than_its_share(tmp_path: Path) -> None:
@@ -277,7 +286,7 @@ def test_a_run_put_back_goes_on_with_the_same_bits(optimizer: Any, tmp_path: Pat
 
     def begun() -> tuple[Run, Any]:
         random_state.seed(0)
-        return prepared(job, (), job.model()), Feed(job)
+        return build_run(job, (), job.model()), Feed(job)
 
     def some(run: Run, feed: Any, count: int) -> None:
         for _, _ in zip(range(count), steps(run, feed), strict=False):
@@ -307,19 +316,19 @@ def test_a_run_put_back_goes_on_with_the_same_bits(optimizer: Any, tmp_path: Pat
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     job = tied_job(lambda p: torch.optim.SGD(p, lr=0.1))
-    run = prepared(job, (), job.model())
+    run = build_run(job, (), job.model())
     shot = snapshot_of(run, Feed(job), 0, None)
     checkpoint, _ = publish(draft(tmp_path, 1, shot.weights, shot.state, shot.aliases))
     other = Job(model=lambda: nn.Linear(8, 8), data=job.data)
     with pytest.raises(Mistake, match="not the one it was made of"):
-        restore(checkpoint, prepared(other, (), other.model()), Feed(other))
+        restore(checkpoint, build_run(other, (), other.model()), Feed(other))
 
 
 def test_a_damaged_newest_checkpoint_is_told_of_and_kept_aside(tmp_path: Path) -> None:
     job = tied_job(lambda p: torch.optim.SGD(p, lr=0.1))
     told: list[Event] = []
     for number in (1, 2):
-        run, feed = prepared(job, (), job.model()), Feed(job)
+        run, feed = build_run(job, (), job.model()), Feed(job)
         shot = snapshot_of(run, feed, number, None)
         publish(draft(tmp_path / "checkpoints", number, shot.weights, shot.state, shot.aliases))
     (tmp_path / "checkpoints" / "step-00000002" / "state.json").write_bytes(b"")

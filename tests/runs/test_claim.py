@@ -15,14 +15,14 @@ from shoestring import Job, Mistake
 from shoestring.core.errors import OverBudget
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.event import Adopted, Begun, Event, Failed, Planning, Stepped, Warned
-from shoestring.runs.events import note, read
+from shoestring.runs.event_log import note, read
 from shoestring.runs.request import Request
-from shoestring.runs.resume import OpenedRun, came_to_nothing, forget_attempt, opened, without_a_step
+from shoestring.runs.resume import OpenedRun, came_to_nothing, forget_attempt, open_run, without_a_step
 from shoestring.runs.saver import Saver, Snapshot
 
 
 def asked(path: Path, width: int, adopt: bool = False) -> OpenedRun:
-    return opened(path / "run", Request(job="/my.py", flags={"width": width}), b"", False, adopt)
+    return open_run(path / "run", Request(job="/my.py", flags={"width": width}), b"", False, adopt)
 
 
 def start(path: Path, width: int, *events: Event) -> None:
@@ -119,7 +119,7 @@ def test_a_job_that_can_not_be_made_leaves_nothing(tmp_path: Path) -> None:
         raise Mistake("job.py raised KeyError")
 
     with pytest.raises(Mistake, match="KeyError"):
-        opened(tmp_path / "run", Request(job="/my.py"), b"", False, False, resolve=resolve)
+        open_run(tmp_path / "run", Request(job="/my.py"), b"", False, False, resolve=resolve)
     assert not (tmp_path / "run").exists()
 
 

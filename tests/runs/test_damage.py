@@ -18,19 +18,19 @@ import pytest
 
 from shoestring.commands.main import run as command
 from shoestring.core.errors import Mistake
-from shoestring.core.seal import Damaged, sealed, unsealed
-from shoestring.core.technique import described
+from shoestring.core.seal import Damaged, seal, unseal
+from shoestring.core.technique import technique_json
 from shoestring.planning.plan import Outcome
 from shoestring.processes.named_job import claim_of_run
-from shoestring.runs.checkpoints import RunCheckpoint, newest_good, saved
-from shoestring.runs.events import NAME, Events, line_of, read
+from shoestring.runs.checkpoints import RunCheckpoint, list_checkpoints, newest_good
+from shoestring.runs.event_log import NAME, Events, line_of, read
 from shoestring.runs.export import checkpoint_of, export_steps, export_weights
 from shoestring.runs.folder import Folder, Unusable, holder
 from shoestring.runs.history import History
 from shoestring.runs.report import report_of
 from shoestring.runs.report_json import report_json
 from shoestring.runs.request import request_for
-from shoestring.runs.resume import opened
+from shoestring.runs.resume import open_run
 from shoestring.runs.session import kept_plan, kept_report
 from shoestring.show.page import page
 from shoestring.show.watch.follow import FollowedRun
@@ -75,10 +75,10 @@ class Trained:
         self.job, self.path = place / "small.py", place / "run"
         self.job.write_text(JOB)
         self.asked = request_for(self.job, {"width": 5}, 1 << 30, None, False, None)
-        held = opened(self.path, self.asked, self.job.read_bytes(), False, False)
+        held = open_run(self.path, self.asked, self.job.read_bytes(), False, False)
         chosen = training_plan(techniques)
         held.folder.write("plan.json", Outcome(chosen).as_json())
-        task = train_task(self.job, 6, map(described, techniques), self.path, {"steps": 2}, {"width": 5})
+        task = train_task(self.job, 6, map(technique_json, techniques), self.path, {"steps": 2}, {"width": 5})
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             result = training.train(task, lambda event: None)
@@ -98,7 +98,7 @@ class Trained:
 
     def outlook(self) -> tuple[Any, str, bool]:
         """What is trained from: the request and the plan; the checkpoint; and whether a newer one was passed over, which is told."""
-        held = opened(self.path, self.asked, self.job.read_bytes(), False, False)
+        held = open_run(self.path, self.asked, self.job.read_bytes(), False, False)
         try:
             plan = kept_plan(held.folder, plan_in)
             good, bad = newest_good(held.folder.checkpoints, PARTS)
@@ -206,25 +206,25 @@ def test_a_flipped_bit_of_streamed_weights_is_never_exported(tmp_path: Path) -> 
 
 def test_every_flipped_bit_of_a_sealed_file_is_found() -> None:
     data = {"chosen": {"techniques": [{"name": "Accumulate", "knobs": {"pieces": 2}}]}, "x": [1.5, None, "ü"]}
-    whole = sealed(data)
-    assert unsealed(whole) == (data, True) and json.loads(whole)["chosen"] == data["chosen"]
+    whole = seal(data)
+    assert unseal(whole) == (data, True) and json.loads(whole)["chosen"] == data["chosen"]
     for bit in range(8 * len(whole)):
         with pytest.raises(Damaged):
-            unsealed(flipped(whole, bit))
+            unseal(flipped(whole, bit))
     for size in range(len(whole)):
         with pytest.raises(Damaged):
-            unsealed(whole[:size])
+            unseal(whole[:size])
 
 
 def test_a_file_of_ours_without_its_seal_is_refused() -> None:
-    whole = sealed({"pieces": 2})
-    for seal in (b'"sha257"', b'"sha256x"', b'"SHA256"'):
+    whole = seal({"pieces": 2})
+    for spelling in (b'"sha257"', b'"sha256x"', b'"SHA256"'):
         with pytest.raises(Damaged):
-            unsealed(whole.replace(b'"sha256"', seal).replace(b": 2", b": 3"))
+            unseal(whole.replace(b'"sha256"', spelling).replace(b": 2", b": 3"))
     for indent in (None, 1, 2):
         with pytest.raises(Damaged, match="SHA-256 is missing"):
-            unsealed(json.dumps({"pieces": 2}, indent=indent).encode())
-    assert unsealed(b'{"pieces": 2}', ours=False) == ({"pieces": 2}, False), "somebody wrote it by hand"
+            unseal(json.dumps({"pieces": 2}, indent=indent).encode())
+    assert unseal(b'{"pieces": 2}', ours=False) == ({"pieces": 2}, False), "somebody wrote it by hand"
 
 
 def test_a_plan_that_was_changed_by_hand_is_told_so(trained: Trained, tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_a_checkpoint_that_hashes_well_and_cannot_be_unpacked_is_passed_over(
     name: str, data: bytes, trained: Trained, tmp_path: Path
 ) -> None:
     shutil.copytree(trained.path / "checkpoints", tmp_path / "checkpoints", symlinks=True)
-    *_, before, last = saved(tmp_path / "checkpoints")
+    *_, before, last = list_checkpoints(tmp_path / "checkpoints")
     written_again(last, name, data)
     good, bad = newest_good(tmp_path / "checkpoints", PARTS)
     assert good == before and [one for one, _ in bad] == [last] and "Traceback" not in bad[0][1]
@@ -411,7 +411,7 @@ def test_a_folder_that_only_looks_like_a_checkpoint_is_none(trained: Trained) ->
 def test_a_damaged_plan_to_go_on_with_leaves_the_plan_that_was(trained: Trained) -> None:
     following, whole = trained.path / "plan-next.json", (trained.path / "plan.json").read_bytes()
     following.write_bytes(whole.replace(b'"pieces": 2', b'"pieces": 3'))
-    held = opened(trained.path, trained.asked, trained.job.read_bytes(), False, False)
+    held = open_run(trained.path, trained.asked, trained.job.read_bytes(), False, False)
     try:
         with pytest.raises(Mistake, match=r"plan-next.json is damaged .*: leave --replan out"):
             following_plan(PlanOptions(), None, held.folder, None, None)  # type: ignore[arg-type]

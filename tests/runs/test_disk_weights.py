@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from shoestring.core.errors import Mistake
-from shoestring.core.technique import described
-from shoestring.jobfile import loaded_job
+from shoestring.core.technique import technique_json
+from shoestring.jobfile import load_job
 from shoestring.processes.launch import run_worker
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.export import export_weights
@@ -84,9 +84,9 @@ def test_it_goes_on_with_the_same_bits_and_not_under_another_plan(
 
 @pytest.mark.parametrize("technique", [OffloadModel(), OffloadOptimizer()])
 def test_the_rehearsal_knows_how_much_the_disk_will_hold(technique: Technique, job: Path, tmp_path: Path) -> None:
-    trained(job, tmp_path / "run", described(technique))
+    trained(job, tmp_path / "run", technique_json(technique))
     (file,) = (tmp_path / "run").glob("*.bin")
-    assert rehearse(loaded_job(job, {}), (technique,)).stored == file.stat().st_size
+    assert rehearse(load_job(job, {}), (technique,)).stored == file.stat().st_size
 
 
 def test_a_plan_for_a_larger_disk_is_refused_before_anything_is_made(job: Path, tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoestring.core.technique import described
+from shoestring.core.technique import technique_json
 from shoestring.processes.group.launch import run_group
 from shoestring.processes.launch import run_worker
+from shoestring.processes.nodes import Team
 from shoestring.runs.export import checkpoint_of, export_weights
 from shoestring.runs.folder import Folder
 from shoestring.runs.tensors import TensorFile
@@ -43,8 +44,8 @@ def job() -> Job:
 
 def losses(folder: Path, techniques: tuple[Technique, ...], workers: int, steps: int) -> list[float]:
     """Train up to a step, alone or in a group, and tell the losses of the steps that were done now."""
-    task = train_task(folder / "job.py", steps, map(described, techniques), folder / "run", {"steps": 100})
-    done = run_worker(task, {}) if workers == 1 else run_group(task, {}, devices=workers)
+    task = train_task(folder / "job.py", steps, map(technique_json, techniques), folder / "run", {"steps": 100})
+    done = run_worker(task, {}) if workers == 1 else run_group(task, {}, Team(workers))
     return list(done.losses)
 
 

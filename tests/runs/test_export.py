@@ -14,7 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.runs.export import checkpoint_of
 from shoestring.runs.folder import Folder
 from tests.waiting import HUNG
@@ -103,7 +103,7 @@ def exported(place: Path, kind: str) -> Path:
 def test_exported_weights_are_loaded_strictly_where_weights_are_tied_and_buffers_are_not_kept(tmp_path: Path) -> None:
     trained(tmp_path, TIED)
     found = load_file(exported(tmp_path, "safetensors"))
-    model = loaded_job(tmp_path / "small.py", {}).model()
+    model = load_job(tmp_path / "small.py", {}).model()
     model.load_state_dict(found, strict=True)
     assert found.keys() == model.state_dict().keys() and "places" not in found
     assert torch.equal(found["head.weight"], found["words.weight"])
@@ -129,7 +129,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_model_that_was_made_by_from_pretrained_is_exported_and_gives_the_same_logits(pretrained: Path) -> None:
     out = exported(pretrained, "hf")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(out).eval()
-    plain = loaded_job(pretrained / "small.py", {}).model().eval()
+    plain = load_job(pretrained / "small.py", {}).model().eval()
     plain.load_state_dict(load_file(exported(pretrained, "safetensors")), strict=True)
     ids = torch.arange(48).reshape(3, 16) % 50
     with torch.no_grad():

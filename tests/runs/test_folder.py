@@ -18,7 +18,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import draft_file, temporary_folder, write_whole
 from shoestring.runs.folder import Folder, Lock, holder
 from shoestring.runs.request import Request
-from shoestring.runs.resume import OpenedRun, opened
+from shoestring.runs.resume import OpenedRun, open_run
 from shoestring.training.links import shared_memory as shared
 from tests.records import records, steps_in
 from tests.waiting import HUNG, PASS_GATE, Gates, until
@@ -30,7 +30,7 @@ from pathlib import Path
 from shoestring.core.errors import Mistake
 from shoestring.runs.folder import Folder, Lock, holder
 from shoestring.runs.request import Request
-from shoestring.runs.resume import opened
+from shoestring.runs.resume import open_run
 
 place, rounds = Path(sys.argv[1]), int(sys.argv[2])
 asked = {"source": "", "flags": {}, "memory": None, "use": None, "inexact": False, "exact": None, "plan": None, "environment": {}}
@@ -39,7 +39,7 @@ while not (place / "go").exists():
 won = 0
 while won < rounds:
     try:
-        held = opened(place / "run", asked, (place / "job.py").read_bytes(), True, False)
+        held = open_run(place / "run", asked, (place / "job.py").read_bytes(), True, False)
     except Mistake as refused:
         assert "in use by process" in str(refused), refused
         continue
@@ -80,7 +80,7 @@ def test_who_loses_the_race_for_a_new_folder_leaves_it_to_the_winner(
 
     monkeypatch.setattr(Folder, "set_aside", set_aside_and_lose)
     with pytest.raises(Mistake, match="in use by process"):
-        opened(tmp_path / "run", asked(), b"", fresh=True, adopt=False)
+        open_run(tmp_path / "run", asked(), b"", fresh=True, adopt=False)
     assert holder(tmp_path / "run") == os.getpid(), "the winner still holds it"
     winner[0].release()
 
@@ -99,7 +99,7 @@ def asked() -> Request:
 
 def begun(place: Path) -> OpenedRun:
     (place / "job.py").write_text("")
-    return opened(place / "run", asked(), (place / "job.py").read_bytes(), fresh=False, adopt=False)
+    return open_run(place / "run", asked(), (place / "job.py").read_bytes(), fresh=False, adopt=False)
 
 
 @pytest.mark.parametrize(

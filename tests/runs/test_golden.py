@@ -13,8 +13,8 @@ import pytest
 
 from shoestring.core.codec import from_json, to_json
 from shoestring.core.regular import read_regular
-from shoestring.core.seal import unsealed
-from shoestring.runs.events import line_of, read, record_of
+from shoestring.core.seal import unseal
+from shoestring.runs.event_log import line_of, read, record_of
 from shoestring.runs.export import checkpoint_of, export_steps, export_weights
 from shoestring.runs.folder import Folder
 from shoestring.runs.report import report_of
@@ -89,7 +89,7 @@ def test_a_finished_run_of_an_earlier_version_is_shown_and_exported(version: str
 @pytest.mark.parametrize("kind", ["stopped", "finished"])
 def test_requests_and_events_are_written_as_they_were(version: str, kind: str) -> None:
     path = GOLDEN / version / kind
-    data, _ = unsealed(read_regular(path / "run.json"))
+    data, _ = unseal(read_regular(path / "run.json"))
     assert data == to_json(from_json(Request, data))
     found = read(path)
     lines = (path / "events.jsonl").read_bytes().splitlines()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from shoestring.runs.event import Adopted, Begun, Event, Measured, Stepped
-from shoestring.runs.history import History, largest_life, measured, measured_by
+from shoestring.runs.history import History, largest_life, measured_by, measured_figures
 from shoestring.runs.report import report_of
+from shoestring.runs.time_left import time_left
 from shoestring.training.memory.offload_activations import OffloadActivations
 from tests.records import records
 from tests.training.members import Group
@@ -26,7 +29,7 @@ def history_of(*events: Event) -> History:
 
 
 def figures(*events: Event) -> dict[str, float]:
-    return measured(history_of(*events))
+    return measured_figures(history_of(*events))
 
 
 def begun(at: int) -> Begun:
@@ -51,6 +54,16 @@ def test_the_first_two_steps_of_every_life_are_not_the_pace_of_a_run() -> None:
     )
     assert figures(*lives[:3])["step_seconds"] == 9.0, "there are no others"
     assert figures() == {}
+
+
+def test_batches_that_come_together_count_with_the_mean_of_their_steps() -> None:
+    """Four processes load a batch each: one step waits for all four, and the other three for none."""
+    waits = [9.0, 9.0, *[0.1, 0.1, 0.1, 2.1] * 5]
+    steps = [step(number + 1, seconds) for number, seconds in enumerate(waits)]
+    assert figures(begun(0), *steps)["step_seconds"] == 0.1
+    loading = Begun(step=0, steps=22, together=4)
+    assert figures(loading, *steps)["step_seconds"] == pytest.approx(0.6)
+    assert time_left(22, 32, waits, together=4) == pytest.approx(6.0)
 
 
 def test_bytes_sent_are_the_mean_of_all_steps_and_bytes_of_the_disk_those_of_a_settled_one() -> None:

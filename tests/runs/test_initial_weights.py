@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import shoestring
 from shoestring import Job, Mistake, Weights
 from shoestring.core import random_state
-from shoestring.runs.initial_weights import source, valued
+from shoestring.runs.initial_weights import fill_weights, source
 from tests.records import records
 from tests.waiting import HUNG
 
@@ -64,7 +64,7 @@ def values(seed: int = 1) -> dict[str, Tensor]:
 def loaded(weights: object, model: Callable[[], nn.Module] = Model) -> dict[str, Tensor]:
     made = job(weights, model)
     random_state.seed(0)
-    return valued(made.model(), made).state_dict()
+    return fill_weights(made.model(), made).state_dict()
 
 
 def refused(weights: object, model: Callable[[], nn.Module] = Model) -> str:

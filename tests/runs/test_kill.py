@@ -18,7 +18,7 @@ import pytest
 
 from shoestring.core.errors import Crashed
 from shoestring.processes.launch import run_worker
-from shoestring.processes.task import written_task
+from shoestring.processes.task import task_text
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Begun, Event, Saved, Stepped, Warned
 from shoestring.runs.folder import holder
@@ -200,7 +200,7 @@ def test_a_worker_whose_launcher_is_killed_saves_and_ends(job: Path, tmp_path: P
     )
     with Gates(tmp_path, 6):
         launcher = subprocess.Popen(
-            [sys.executable, "-c", code, written_task(task(job, tmp_path))], stderr=subprocess.DEVNULL
+            [sys.executable, "-c", code, task_text(task(job, tmp_path))], stderr=subprocess.DEVNULL
         )
         until(lambda: len(steps_in(records(tmp_path))) >= 4, "step 4")
         launcher.kill()

@@ -13,13 +13,13 @@ import pytest
 
 from shoestring import Mistake
 from shoestring.core.blame import ROOT
-from shoestring.jobfile import loaded_job, resolved_arguments
+from shoestring.jobfile import load_job, resolved_arguments
 from shoestring.runs.event import Stepped, Warned
-from shoestring.runs.events import note, read
+from shoestring.runs.event_log import note, read
 from shoestring.runs.folder import Folder
 from shoestring.runs.modules import imported_modules, kept_modules, modules_on_path, note_modules
 from shoestring.runs.request import request_for
-from shoestring.runs.resume import OpenedRun, Resolved, opened
+from shoestring.runs.resume import OpenedRun, Resolved, open_run
 
 FILES = {
     "job.py": """
@@ -87,10 +87,10 @@ def ours(modules: dict[str, str] | None) -> set[str]:
 def begun(place: Path, adopt: bool = False, **flags: Any) -> OpenedRun:
     def resolve(given: Any) -> Resolved:
         forget()
-        return Resolved(resolved_arguments(loaded_job(place / "job.py", dict(given))), imported_modules())
+        return Resolved(resolved_arguments(load_job(place / "job.py", dict(given))), imported_modules())
 
     asked = request_for(place / "job.py", flags, None, None, False, None)
-    held = opened(place / "run", asked, (place / "job.py").read_bytes(), False, adopt, {}, resolve)
+    held = open_run(place / "run", asked, (place / "job.py").read_bytes(), False, adopt, {}, resolve)
     held.lock.release()
     return held
 
@@ -107,7 +107,7 @@ def test_what_a_job_imports_is_known_by_its_place_on_the_path(place: Path) -> No
 
 def test_what_functions_import_is_noted_when_they_have_run(place: Path) -> None:
     folder = begun_with_a_step(place)
-    job = loaded_job(place / "job.py", {})
+    job = load_job(place / "job.py", {})
     job.model()
     note_modules(folder, place, True, print)
     assert ours(kept_modules(folder)) == {*AT_ONCE, "mod_lazy.py"}
@@ -119,7 +119,7 @@ def test_what_functions_import_is_noted_when_they_have_run(place: Path) -> None:
 @pytest.mark.parametrize("name", sorted({*AT_ONCE, "mod_late.py"}))
 def test_a_module_that_changed_is_refused_by_its_name_and_can_be_adopted(name: str, place: Path) -> None:
     folder = begun_with_a_step(place)
-    loaded_job(place / "job.py", {}).loss(__import__("torch").ones(1), None)  # so that mod_late is noted
+    load_job(place / "job.py", {}).loss(__import__("torch").ones(1), None)  # so that mod_late is noted
     note_modules(folder, place, True, print)
     with (place / name).open("a") as file:
         file.write("# changed\n")

@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from shoestring.runs.event import Stepped
-from shoestring.runs.events import Events
+from shoestring.runs.event_log import Events
 from shoestring.runs.folder import holder
 from shoestring.runs.report import report_of
 from tests.records import records, steps_in

@@ -15,7 +15,7 @@ import torch
 
 from shoestring.runs import tensors
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import BEST, RunCheckpoint, forget_best, make_room, saved
+from shoestring.runs.checkpoints import BEST, RunCheckpoint, forget_best, list_checkpoints, make_room
 from shoestring.runs.event import Event, Saved, Warned
 from shoestring.runs.saver import Saver, Snapshot
 from tests.records import records, steps_in
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("warm_workers")
 
 
 def steps_of(folder: Path) -> list[int]:
-    return [one.step for one in saved(folder)]
+    return [one.step for one in list_checkpoints(folder)]
 
 
 class Disk:
@@ -129,7 +129,7 @@ def test_best_weights_that_do_not_fit_the_disk_cost_a_warning_and_those_before_s
     save_best(saver, 1)
     disk.room = 150_000
     save_best(saver, 2)
-    assert [one.step for one in saved(tmp_path, BEST)] == [1] and not list(tmp_path.glob("*.tmp-*"))
+    assert [one.step for one in list_checkpoints(tmp_path, BEST)] == [1] and not list(tmp_path.glob("*.tmp-*"))
     (warning,) = (event.text for event in told if isinstance(event, Warned))
     assert "best in validation could not be saved (No space left on device): training goes on" in warning
 
@@ -138,7 +138,7 @@ def test_best_weights_stay_as_long_as_a_checkpoint_knows_of_them_or_may_come_to(
     tmp_path: Path, told: list[Event]
 ) -> None:
     def best() -> list[int]:
-        return [one.step for one in saved(tmp_path, BEST)]
+        return [one.step for one in list_checkpoints(tmp_path, BEST)]
 
     saver = Saver(tmp_path, Cadence(steps=1, keep=2), told.append)
     saver.by_loss = False

@@ -14,11 +14,11 @@ from shoestring.core.exactness import Exactness
 from shoestring.planning.plan import Outcome, Plan, read_plan
 from shoestring.runs.cadence import Cadence, cadence_of
 from shoestring.runs.event import Adopted, Begun, Failed, Finished, Saved, Stopped, Warned
-from shoestring.runs.events import note, read
+from shoestring.runs.event_log import note, read
 from shoestring.runs.folder import Unusable
 from shoestring.runs.report import Report
 from shoestring.runs.request import Request
-from shoestring.runs.resume import opened
+from shoestring.runs.resume import open_run
 from shoestring.runs.session import Execution, Session, kept_plan
 from shoestring.show.watch.follow import Watch
 
@@ -29,7 +29,7 @@ def draw(told: Report) -> str:
 
 def session(path: Path, by_script: bool = False, said: list[str] | None = None) -> Session:
     told = [] if said is None else said
-    return Session(opened(path, Request(job="job.py"), b"", False, False), draw, told.append, by_script)
+    return Session(open_run(path, Request(job="job.py"), b"", False, False), draw, told.append, by_script)
 
 
 def begin(path: Path) -> None:
@@ -75,7 +75,7 @@ class Walk(Execution[Nothing, End]):
         self.said.append("choose")
         return Outcome(replace(a_plan(self.name), warnings=("mind the step",)))
 
-    def chosen(self, outcome: Outcome[Nothing]) -> None:
+    def note_plan(self, outcome: Outcome[Nothing]) -> None:
         self.said.append(f"kept: {(self.folder / 'plan.json').exists()}")
 
     def execute(self, plan: Nothing) -> End:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shoestring.core.errors import Crashed
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.processes.launch import run_worker
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.export import export_weights
@@ -106,7 +106,7 @@ def test_every_step_moves_what_was_predicted_and_validation_finds_what_it_finds_
     job: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     trained(job, tmp_path / "run", ACCUMULATE, STREAM)
-    predicted = rehearse(loaded_job(job, {}), (Accumulate(2), OffloadModel()))
+    predicted = rehearse(load_job(job, {}), (Accumulate(2), OffloadModel()))
     moved = [event["moved"] for event in steps_in(records(tmp_path / "run"))]
     assert moved == [predicted.moved[0], *[predicted.moved[-1]] * 5]
     assert (tmp_path / "run" / "stream.bin").stat().st_size == predicted.stored

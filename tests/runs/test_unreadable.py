@@ -15,7 +15,7 @@ from shoestring.core.errors import Mistake
 from shoestring.runs import checkpoints
 from shoestring.runs.checkpoints import FILES, damage, draft, publish
 from shoestring.runs.event import Warned
-from shoestring.runs.events import NAME, note
+from shoestring.runs.event_log import NAME, note
 from shoestring.runs.folder import Folder
 from shoestring.runs.history import History
 

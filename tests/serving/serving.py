@@ -73,6 +73,6 @@ def serving(models: Mapping[str, ModelSpec], told: list[Happening] | None = None
         yield served
     finally:
         if served is not None:
-            served.loop.call_soon_threadsafe(served.server.signalled)
+            served.loop.call_soon_threadsafe(served.server.on_signal)
         thread.join(HUNG)
     assert not thread.is_alive(), "the server stopped"

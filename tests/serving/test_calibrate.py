@@ -14,11 +14,11 @@ from shoestring.serving.calibrate import (
     MIXED,
     REPEATS,
     ROWS,
+    batch_seconds,
     engine_evidence,
     equal_batches,
     held_bytes,
     mixed_batches,
-    timed,
     together,
 )
 from shoestring.serving.engines.torch_engine import TorchEngine
@@ -49,7 +49,7 @@ def test_mixed_batches_have_all_lengths_and_two_sizes_each() -> None:
 def test_a_batch_is_computed_once_before_it_is_timed() -> None:
     seen: list[list[int]] = []
     timings: list = []
-    assert timed(lambda batch: seen.append(sizes(batch)), samples(3, 4), timings) >= 0.0
+    assert batch_seconds(lambda batch: seen.append(sizes(batch)), samples(3, 4), timings) >= 0.0
     assert seen == [[3, 4]] * (REPEATS + 1) and len(timings) == REPEATS
 
 

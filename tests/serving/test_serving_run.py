@@ -21,7 +21,7 @@ from shoestring.serving.replicas.happenings import (
     ServedFigures,
 )
 from shoestring.serving.service_time import ServiceTime, terms_of
-from shoestring.serving.serving_run import affine, bytes_of_tree, changed, children, config_of, served
+from shoestring.serving.serving_run import affine, bytes_of_tree, children, config_of, process_change_text, served_event
 
 SECONDS = st.floats(0.0, 0.1)
 
@@ -53,12 +53,12 @@ def test_no_batch_is_expected_to_take_less_than_was_measured(time: ServiceTime, 
     ],
 )
 def test_a_run_keeps_what_went_wrong_and_no_batch(one: Happening, text: str | None) -> None:
-    assert changed(one) == text
+    assert process_change_text(one) == text
 
 
 def test_figures_are_kept_as_they_were_told() -> None:
     told = ServedFigures("m", 10.0, 100, 3, 2, 0.01, 0.05, 7)
-    kept = served(told)
+    kept = served_event(told)
     assert {name: getattr(kept, name) for name in vars(told) if name != "model"} == {
         name: value for name, value in vars(told).items() if name != "model"
     }

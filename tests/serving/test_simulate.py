@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoestring.serving.batching.policy import Batching
 from shoestring.serving.service_time import ServiceTime
-from shoestring.serving.simulate import Servers, answered, capacity, most_rate, percentile, waits
+from shoestring.serving.simulate import Servers, answer_times, capacity, most_rate, percentile, waits
 
 ALONE = Batching(tokens=1)
 
@@ -57,6 +57,6 @@ def test_every_request_is_answered_after_it_came_and_took_its_time(
 ) -> None:
     arrivals, lengths = sorted(one for one, _ in came), [length for _, length in came]
     time = ServiceTime(0.01, 0.001, 0.001, 0, packed)
-    done = answered(Servers(time, Batching(tokens, packed=packed), replicas), arrivals, lengths)
+    done = answer_times(Servers(time, Batching(tokens, packed=packed), replicas), arrivals, lengths)
     alone = np.array([time.seconds([length]) for length in lengths])
     assert (done - np.array(arrivals) >= alone - 1e-9).all()

@@ -16,7 +16,7 @@ from shoestring.serving.engines.engine import ServingEngine
 from shoestring.serving.replicas.model_spec import ModelSpec
 from shoestring.serving.sample import Answers, Sample, Signature, TensorForm
 
-POISON, REFUSED, BROKEN, GATED = -1001.0, -1002.0, -1003.0, -1004.0
+POISON, REFUSED, BROKEN, GATED, KNOWN = -1001.0, -1002.0, -1003.0, -1004.0, -1005.0
 SIGNATURE = Signature(
     (TensorForm("x", "float32", (-1,)),), (TensorForm("y", "float32", (-1,)), TensorForm("total", "float32", ())), dict
 )
@@ -26,9 +26,10 @@ class Scale(ServingEngine):
     """y = weight * x, total = the sum of y; `gate`: a file whose lock a gated sample waits for."""
 
     signature, tolerance, packs, why_not_packed = SIGNATURE, 0.0, True, ""
+    known: Sample | None = Sample({"x": torch.tensor([KNOWN])}, 1)
 
     def __init__(self, weight: float, gate: str) -> None:
-        self.weight, self.gate = torch.tensor(weight).share_memory_(), gate
+        self.weight, self.gate, self.broken = torch.tensor(weight).share_memory_(), gate, False
 
     def answers(self, samples: Sequence[Sample]) -> Answers:
         return [self.answer(one.inputs["x"]) for one in samples]
@@ -39,7 +40,8 @@ class Scale(ServingEngine):
             os._exit(3)
         if first == REFUSED:
             raise IndexError("index out of range")
-        if first == BROKEN:
+        if first == BROKEN or (first == KNOWN and self.broken):
+            self.broken = first == BROKEN  # until somebody asked whether it is
             raise RuntimeError("it broke")
         if first == GATED:
             with suppress(FileNotFoundError), open(self.gate) as file:  # it was opened since

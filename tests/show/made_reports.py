@@ -8,7 +8,7 @@ from typing import Any
 
 from shoestring.core.codec import from_json
 from shoestring.runs.event import Event, Measured, Saved, Validated
-from shoestring.runs.events import event_of
+from shoestring.runs.event_log import event_of
 from shoestring.runs.plan_summary import read_summary
 from shoestring.runs.report import Curves, Report, RunResult
 from shoestring.runs.request import Request

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.runs.event import KINDS, Stepped
-from shoestring.runs.events import NAME, Events, kinds_of_rooms, line_of
+from shoestring.runs.event_log import NAME, Events, kinds_of_rooms, line_of
 from shoestring.runs.folder import Folder, Lock
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from shoestring.core.codec import to_json
 from shoestring.core.staging import RankFigures, Staging, Work
 from shoestring.planning.plan import Outcome
 from shoestring.runs.event import StageTimes
-from shoestring.runs.events import note
+from shoestring.runs.event_log import note
 from shoestring.runs.folder import Folder
 from shoestring.runs.plan_summary import CutPlan
 from shoestring.runs.report import report_of
@@ -20,7 +20,7 @@ from shoestring.runs.report_json import report_json
 from shoestring.show.cut import model_cut
 from shoestring.show.page import page
 from shoestring.show.page.cut import stages
-from shoestring.show.terminal import Screen, rendered
+from shoestring.show.terminal import Screen, render_text
 from shoestring.show.timeline import cut_text
 from shoestring.training.outcome_text import standing
 from shoestring.training.plan import TrainingDetails, training_plan
@@ -44,7 +44,7 @@ CHOSEN = training_plan(details=TrainingDetails(mesh=MESH, staging=CUT, ranks=RAN
 
 
 def test_a_plan_says_mesh_cut_and_draws_the_schedule() -> None:
-    lines = rendered(standing(CHOSEN, Screen(90)), Screen(90)).splitlines()
+    lines = render_text(standing(CHOSEN, Screen(90)), Screen(90)).splitlines()
     assert lines[0] == "mesh: 2 copies of the model x 2 stages (data 2, stage 2, tensor 1)"
     assert lines[1].strip() == "8 blocks are cut 3+5; because"
     assert [line.split() for line in lines[5:7]] == [
@@ -58,7 +58,7 @@ def test_a_plan_says_mesh_cut_and_draws_the_schedule() -> None:
 
 def test_a_plan_without_stages_says_its_mesh_alone_and_one_worker_nothing() -> None:
     copies = training_plan(details=TrainingDetails(mesh={"data": 4, "stage": 1, "tensor": 1}))
-    assert rendered(standing(copies, Screen(90)), Screen(90)).startswith("mesh: 4 copies")
+    assert render_text(standing(copies, Screen(90)), Screen(90)).startswith("mesh: 4 copies")
     assert standing(training_plan(), Screen(90)) == []
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from shoestring.core.budget import Budget
-from shoestring.core.technique import described, text
+from shoestring.core.technique import technique_json, text
 from shoestring.planning.plan import Outcome
-from shoestring.planning.quantities import compared
+from shoestring.planning.quantities import compare_figures
 from shoestring.planning.spelling import defaults, technique_text
 from shoestring.show.output import screen
 from shoestring.show.terminal import PIPE, ProgressLine, Screen, beside, progress, table
@@ -133,7 +133,7 @@ def test_predicted_stands_beside_measured_figure_by_figure() -> None:
         "sent_bytes": 8.0,
     }
     measured = {"peak_bytes": 20_472, "process_bytes": 100 * MIB, "traffic_bytes": 5.0, "sent_bytes": 8.0}
-    lines = beside(compared(predicted, measured)).splitlines()
+    lines = beside(compare_figures(predicted, measured)).splitlines()
     assert [" ".join(line.split()) for line in lines if "--" not in line] == [
         "predicted measured which is",
         "tensors 20.0 KiB 20.0 KiB 8 bytes below",
@@ -181,7 +181,7 @@ def test_a_total_that_nobody_knows_is_not_invented() -> None:
     ids=text,
 )
 def test_a_technique_is_spelt_the_same_from_its_json(technique: Any) -> None:
-    assert technique_text(json.loads(json.dumps(described(technique)))) == text(technique)
+    assert technique_text(json.loads(json.dumps(technique_json(technique)))) == text(technique)
 
 
 def test_defaults_are_those_of_the_classes() -> None:

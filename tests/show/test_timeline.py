@@ -8,10 +8,14 @@ import pytest
 
 from shoestring.core.actions import Action, ActionSpan, Kind, Timeline
 from shoestring.show.terminal import Screen
-from shoestring.show.timeline import IDLE, drawn, grid_of, rows, timeline_text
+from shoestring.show.timeline import IDLE, grid_of, rows, timeline_text
 from shoestring.training.pipeline.schedule import orders, timeline_of
 
 SECONDS = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUTS: 1.0, Kind.WEIGHTS: 1.0}
+
+
+def draw_text(timeline: Timeline, width: int) -> list[str]:
+    return [row.text for row in rows(timeline, grid_of([timeline], width))]
 
 
 def predicted(schedule: str, stages: int, pieces: int, chunks: int = 1) -> Timeline:
@@ -26,7 +30,7 @@ def measured(schedule: str, stages: int, pieces: int) -> Timeline:
 
 
 def test_one_worker_at_a_time() -> None:
-    assert drawn(predicted("naive", 3, 2), 45) == [
+    assert draw_text(predicted("naive", 3, 2), 45) == [
         "stage 0  F0············B0──F1············B1──",
         "stage 1  ··F0······B0──······F1······B1──····",
         "stage 2  ····F0B0──············F1B1──········",
@@ -34,7 +38,7 @@ def test_one_worker_at_a_time() -> None:
 
 
 def test_all_forwards_then_all_backwards() -> None:
-    assert drawn(predicted("gpipe", 3, 3), 40) == [
+    assert draw_text(predicted("gpipe", 3, 3), 40) == [
         "stage 0  F0F1F2············B0──B1──B2──",
         "stage 1  ··F0F1F2······B0──B1──B2──····",
         "stage 2  ····F0F1F2B0──B1──B2──········",
@@ -42,7 +46,7 @@ def test_all_forwards_then_all_backwards() -> None:
 
 
 def test_a_forward_and_a_backward_in_turn() -> None:
-    assert drawn(predicted("1f1b", 3, 4), 45) == [
+    assert draw_text(predicted("1f1b", 3, 4), 45) == [
         "stage 0  F0F1F2········B0──F3B1──··B2──··B3──",
         "stage 1  ··F0F1····B0──F2B1──F3B2──··B3──····",
         "stage 2  ····F0B0──F1B1──F2B2──F3B3──········",
@@ -50,7 +54,7 @@ def test_a_forward_and_a_backward_in_turn() -> None:
 
 
 def test_backwards_to_weights_fill_the_end() -> None:
-    assert drawn(predicted("zero-bubble", 3, 4), 40) == [
+    assert draw_text(predicted("zero-bubble", 3, 4), 40) == [
         "stage 0  F0F1F2····I0W0F3I1W1I2W2I3W3",
         "stage 1  ··F0F1··I0F2I1W0F3I2W1I3W2W3",
         "stage 2  ····F0I0F1I1F2I2W0F3I3W1W2W3",
@@ -58,11 +62,11 @@ def test_backwards_to_weights_fill_the_end() -> None:
 
 
 def test_chunks_of_a_worker_have_letters_where_there_is_room() -> None:
-    assert drawn(predicted("interleaved", 2, 2, 2), 65) == [
+    assert draw_text(predicted("interleaved", 2, 2, 2), 65) == [
         "stage 0  F0aF1aF0bF1b······B0b───···B1b───B0a───B1a───",
         "stage 1  ···F0aF1aF0bB0b───F1bB1b───B0a───B1a───······",
     ]
-    assert drawn(predicted("interleaved", 2, 4, 2), 46) == [
+    assert draw_text(predicted("interleaved", 2, 4, 2), 46) == [
         "stage 0  FFFFF·B0FB1FB0FB1·B2·B3B2B3",
         "stage 1  ·FFFB0FB1FB0FB1FB2FB3B2B3··",
     ]
@@ -97,7 +101,7 @@ def test_each_kind_has_its_share_of_columns_however_many_pieces_there_are(pieces
 
 
 def test_of_many_workers_the_first_and_the_last_are_drawn() -> None:
-    shown = drawn(predicted("gpipe", 40, 4), 100)
+    shown = draw_text(predicted("gpipe", 40, 4), 100)
     assert [line.split("  ")[0].strip() for line in shown] == [
         *(f"stage {worker}" for worker in range(8)),
         "...",
@@ -127,11 +131,11 @@ def test_a_timeline_that_begins_late_is_drawn_from_its_begin() -> None:
         tuple(ActionSpan(span.action, span.begin + 1e9, span.end + 1e9) for span in own)
         for own in predicted("gpipe", 2, 2)
     )
-    assert drawn(late, 60) == drawn(predicted("gpipe", 2, 2), 60)
+    assert draw_text(late, 60) == draw_text(predicted("gpipe", 2, 2), 60)
 
 
 def test_nothing_to_draw_is_drawn_as_nothing() -> None:
-    assert drawn(((), ()), 60) == ["stage 0  ", "stage 1  "]
+    assert draw_text(((), ()), 60) == ["stage 0  ", "stage 1  "]
     assert (
         timeline_text(((ActionSpan(Action(Kind.FORWARD, 0, 0), 0.0, 0.0),),)).splitlines()[0]
         == "predicted: 0 ms, 0 % idle"

@@ -15,8 +15,8 @@ from typing import Any
 from torch.distributed import TCPStore
 
 from shoestring.core.codec import to_json
-from shoestring.core.sums import Speeds
-from shoestring.core.technique import described
+from shoestring.core.sum_costs import Speeds
+from shoestring.core.technique import technique_json
 from shoestring.training.evidence.tasks import Position
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.technique import TrainingTechnique as Technique
@@ -58,7 +58,7 @@ class Group:
         self.place = place
         for old in self.errors():
             old.unlink()
-        asked = train_task(job, steps, map(described, techniques), folder, cadence, flags, weights)
+        asked = train_task(job, steps, map(technique_json, techniques), folder, cadence, flags, weights)
         task = replace(asked, position=Position(speeds=speeds))
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.processes = [

@@ -24,7 +24,7 @@ from shoestring.core.ledger_parts import StandingBytes, Workers
 from shoestring.core.mesh import imagined_mesh
 from shoestring.jobs import gpt
 from shoestring.measure.timeline import peak
-from shoestring.planning.choose import asked_for
+from shoestring.planning.choose import requested_candidate
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.training.axes import kinds_of_workers
 from shoestring.training.data_parallel.data_parallel import DataParallel
@@ -72,7 +72,7 @@ def outcome(devices: int, megabytes: float) -> Outcome:
 
 
 def planned(devices: int, *techniques: Technique) -> TrainingPlan:
-    return planner(devices).predictor.plan(asked_for(techniques, planner(devices).ledger()))
+    return planner(devices).predictor.plan(requested_candidate(techniques, planner(devices).ledger()))
 
 
 def test_where_data_parallel_does_not_fit_a_pipeline_is_found_and_explained() -> None:
@@ -116,7 +116,7 @@ def test_the_peak_of_a_plan_is_that_of_the_stage_that_needs_most_and_every_stage
 )
 def test_the_ledger_of_a_pipeline_is_close_to_its_rehearsal(techniques: tuple[Technique, ...]) -> None:
     """So that the ranking is worth something; weights that are elsewhere are not counted in either."""
-    one = asked_for(techniques, planner(2).ledger())
+    one = requested_candidate(techniques, planner(2).ledger())
     plan = planner(2).predictor.plan(one)
     assert one.known["peak_bytes"] == pytest.approx(plan.predicted["peak_bytes"], rel=0.1)
     assert one.known["sent_bytes"] == pytest.approx(plan.predicted["sent_bytes"], rel=0.01)

@@ -15,10 +15,10 @@ from torch import nn
 import shoestring
 from shoestring import Lamb, Lars, Mistake
 from shoestring.core.hardware import Hardware
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
-from shoestring.training.evidence.rehearse import prepared, rehearse, track
+from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory import offload_optimizer as offload
 from shoestring.training.memory import offloaded_optimizer, streaming
@@ -225,8 +225,8 @@ def test_a_trust_ratio_is_over_the_whole_parameter_wherever_its_state_lives(
     made = job("gpt2", optimizer=OPTIMIZERS[optimizer])
     after = []
     for techniques in ((), (technique,)):
-        run = prepared(made, techniques, seeded(made))
+        run = build_run(made, techniques, seeded(made))
         list(steps(run, [next(iter(Feed(made)))] * 3))
-        brought_home(run)
+        bring_home(run)
         after.append(run.model.state_dict())
     assert all(torch.equal(after[0][name], after[1][name]) for name in after[0])

@@ -80,13 +80,13 @@ def test_a_plan_near_its_budget_is_tried_again_and_the_largest_trial_counts(
         Rehearsals(replace(job("chain"), origin=Origin("net.py")), Hardware(), worker), Evidence(Ledger(()), Log())
     )
     assert (
-        predictor.tried_again(plan, Budget(memory=1000)).predicted["process_bytes"] == largest
+        predictor.with_more_trials(plan, Budget(memory=1000)).predicted["process_bytes"] == largest
         and predictor.trials == trials
     )
-    assert predictor.tried_again(plan, Budget(memory=2000)) == plan, "far below its budget nothing is tried"
+    assert predictor.with_more_trials(plan, Budget(memory=2000)) == plan, "far below its budget nothing is tried"
     left, predictor.trials = [1000, 1000], 0
     plain = training_plan((), details=TrainingDetails(process_basis=ProcessBasis.ANCHOR), process_bytes=950)
-    assert predictor.tried_again(plain, Budget(memory=1050)).predicted["process_bytes"] == 1020, (
+    assert predictor.with_more_trials(plain, Budget(memory=1050)).predicted["process_bytes"] == 1020, (
         "a few steps do not tell of plain training, either"
     )
 
@@ -95,7 +95,7 @@ def test_where_sizes_vary_a_plan_without_a_rule_needs_room_for_how_far_two_runs_
     plan = training_plan((), details=TrainingDetails(process_basis=ProcessBasis.TRIAL), process_bytes=900)
     rehearsals = Rehearsals(replace(job("chain"), origin=Origin("net.py")), Hardware(), lengths=Lengths(varies=True))
     predictor = Predictor(rehearsals, Evidence(Ledger(()), Log()))
-    assert predictor.tried_again(plan, Budget(memory=1000)).predicted["process_bytes"] == 1035
-    assert predictor.tried_again(plan, Budget(memory=1100)) == plan, "there is room for that"
-    guessed = plan.detailed(process_basis=ProcessBasis.ESTIMATED)
-    assert predictor.tried_again(guessed, Budget(memory=1000)) == guessed, "what is only estimated can't be tried"
+    assert predictor.with_more_trials(plan, Budget(memory=1000)).predicted["process_bytes"] == 1035
+    assert predictor.with_more_trials(plan, Budget(memory=1100)) == plan, "there is room for that"
+    guessed = plan.with_details(process_basis=ProcessBasis.ESTIMATED)
+    assert predictor.with_more_trials(guessed, Budget(memory=1000)) == guessed, "what is only estimated can't be tried"

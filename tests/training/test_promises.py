@@ -17,13 +17,13 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.core.technique import drift, in_order, total_cost
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.conflicts import conflict
-from shoestring.training.evidence.rehearse import prepared, rehearse, track
+from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.planner import Planner
@@ -71,10 +71,10 @@ def plain_weights(name: str) -> Tensor:
 def weights_after(name: str, techniques: tuple[Technique, ...]) -> Tensor:
     made = job(name, optimizer=sgd)
     model = seeded(made)
-    run = prepared(made, techniques, model)
+    run = build_run(made, techniques, model)
     for _ in steps(run, islice(Feed(made), STEPS)):
         pass
-    brought_home(run)
+    bring_home(run)
     return torch.cat([value.detach().float().reshape(-1) for value in model.state_dict().values()])
 
 
@@ -142,10 +142,10 @@ def losses_over_seeds(name: str, techniques: tuple[Technique, ...], first: int) 
     for seed in range(first, first + SEEDS):
         model = seeded(made)
         torch.manual_seed(seed)
-        run = prepared(made, techniques, model)
+        run = build_run(made, techniques, model)
         for _ in steps(run, islice(Feed(made), STEPS)):
             pass
-        brought_home(run)
+        bring_home(run)
         model.eval()
         batch = next(iter(Feed(made)))
         with torch.no_grad():
@@ -250,6 +250,6 @@ def test_a_technique_from_outside_is_planned_and_trained_without_touching_the_lo
     made = job("chain", optimizer=sgd)
     planner = Planner(made, Hardware(), catalogue=(*CATALOGUE, Lazy), inexact=True, wanted=(Lazy(),))
     assert planner.outcome(None, forced=(Lazy(),)).chosen.techniques == (Lazy(),)
-    run = prepared(made, (Lazy(),), seeded(made))
+    run = build_run(made, (Lazy(),), seeded(made))
     losses = [float(loss) for loss in steps(run, islice(Feed(made), 6))]
     assert losses[0] > losses[-1]

@@ -14,13 +14,13 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.core.technique import drift, in_order, total_cost
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.conflicts import conflict
-from shoestring.training.evidence.rehearse import prepared, rehearse, track
+from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.offload_model import OffloadModel
@@ -56,10 +56,10 @@ def plans(name: str) -> list[tuple[Technique, ...]]:
 @cache
 def weights_after(name: str, techniques: tuple[Technique, ...]) -> Tensor:
     made = clipped(name)
-    run = prepared(made, techniques, seeded(made))
+    run = build_run(made, techniques, seeded(made))
     for _ in steps(run, islice(Feed(made), STEPS)):
         pass
-    brought_home(run)
+    bring_home(run)
     return torch.cat([value.detach().float().reshape(-1) for value in run.model.state_dict().values()])
 
 

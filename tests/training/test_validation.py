@@ -16,12 +16,12 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.core.technique import total_cost
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import blocks_of, peak, validation
 from shoestring.measure.tracker import VALIDATE, Log, Moment
-from shoestring.training.evidence.rehearse import prepared, rehearse, track
+from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.plan import TrainingPlan
 from shoestring.training.planner import Planner
@@ -58,11 +58,11 @@ def doubled(batch: Any, times: int) -> Any:
 
 def trained(made: Job, techniques: tuple[Technique, ...], validates: bool) -> tuple[dict[str, float], Tensor]:
     """The metrics after a few steps, and the weights; with `validates`, it is done after every one of them."""
-    run, found = prepared(made, techniques, seeded(made)), {}
+    run, found = build_run(made, techniques, seeded(made)), {}
     for number, _ in enumerate(steps(run, islice(Feed(made), STEPS)), 1):
         if validates or number == STEPS:
             found = run_validation(run, made)
-    brought_home(run)
+    bring_home(run)
     return found, torch.cat([value.detach().float().reshape(-1) for value in run.model.state_dict().values()])
 
 
@@ -115,7 +115,7 @@ def test_awkward_models_are_as_if_nobody_had_validated_them(name: str) -> None:
 
 def awkward_weights(made: Job, plan: tuple[Technique, ...], validates: bool) -> Tensor:
     reset()
-    run = prepared(made, plan, seeded(made))
+    run = build_run(made, plan, seeded(made))
     for _ in steps(run, islice(Feed(made), STEPS)):
         if validates:
             run_validation(run, made)

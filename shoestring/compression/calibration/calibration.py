@@ -90,6 +90,7 @@ class Calibration:
     ]  # for measuring damages: rounding is fitted to the calibration batches, and looks too good there
     measures: tuple[OutputMeasure, ...]  # the measure of every output
     sample: Batch = None  # a single sample, used for timing
+    timed: bool = True  # whether latencies are predicted; not if another program runs the result
     original: nn.Module | None = None
     ways: dict[tuple[str, str], StorageChoice] = field(
         default_factory=dict
@@ -139,7 +140,7 @@ class Calibration:
         )
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def messages(self) -> tuple[str, ...]:
         """Messages for the user: what techniques left alone, and why."""
         return (*self.notes, *self.left_plain)
 
@@ -149,7 +150,7 @@ class Calibration:
         with torch.no_grad(), record_usage(self.model, self.weights, self.scratch) as usage:
             for batch in self.batches:
                 self.forward(self.model, batch)
-        trim()  # activations
+                trim()  # activations and patches, of different sizes for every layer
         return usage
 
     @cached_property
@@ -161,32 +162,32 @@ class Calibration:
     def probe(self) -> list[Batch]:
         """The batches on which single weights are tried: some samples of each, so that there are short ones and long ones. Where every
         token or pixel is compared, few samples are enough."""
-        said = self.said([first_samples(self.others[0], 1)])[0]
+        said = self.outputs([first_samples(self.others[0], 1)])[0]
         fewest = min(vectors_in(said[one.name], one) for one in self.measures)
         count = max(FEWEST, -(-PROBED // max(fewest, 1)))
         return join_if_equivalent(
-            [first_samples(batch, max(1, count // len(self.others))) for batch in self.others[:count]], self.said
+            [first_samples(batch, max(1, count // len(self.others))) for batch in self.others[:count]], self.outputs
         )
 
-    def said(self, batches: Sequence[Batch], model: nn.Module | None = None) -> list[Outputs]:
+    def outputs(self, batches: Sequence[Batch], model: nn.Module | None = None) -> list[Outputs]:
         """The outputs of the model, or of another one."""
         return collect_outputs(self.model if model is None else model, self.forward, batches, self.measures)
 
-    def compared(self, found: Sequence[Outputs], wanted: Sequence[Outputs]) -> Fidelity:
+    def fidelity(self, found: Sequence[Outputs], wanted: Sequence[Outputs]) -> Fidelity:
         return fidelity(found, wanted, self.measures)
 
     def comparison(self, batches: Sequence[Batch], model: nn.Module, original: nn.Module) -> FidelitySums:
         """Compare the outputs of two models, with one batch in memory at a time."""
         found = FidelitySums(self.measures)
         for batch in batches:
-            found.add(self.said([batch], model)[0], self.said([batch], original)[0])
+            found.add(self.outputs([batch], model)[0], self.outputs([batch], original)[0])
         return found
 
     @cached_property
-    def wanted(self) -> list[Outputs]:
+    def own_outputs(self) -> list[Outputs]:
         """The model's own outputs on the probe."""
-        found = self.said(self.probe)
-        if not same(found[0], self.said(self.probe[:1])[0]):
+        found = self.outputs(self.probe)
+        if not same(found[0], self.outputs(self.probe[:1])[0]):
             raise Mistake(
                 "the model gives different outputs when it is called again on the same batch, so the damage of compression can't be "
                 "measured; in eval mode it must neither draw random numbers nor keep state"
@@ -205,7 +206,7 @@ class Calibration:
     def grids(self, weight: Weight, settings: Sequence[GridSetting]) -> list[str]:
         """Labels of a weight's grid formats. Their errors are estimated from some rows; a format is only made when
         needed."""
-        made = [self.gridded(weight, setting) for setting in settings]
+        made = [self.grid_storage(weight, setting) for setting in settings]
         missing = [
             (one, grid) for one, grid in zip(settings, made, strict=True) if (weight.name, grid[0]) not in self.ways
         ]
@@ -234,7 +235,7 @@ class Calibration:
         step = max(1, rows // min(max(FEWEST_ROWS, rows // SHARE_OF_ROWS), LOOKED_AT))
         return slice(None, None, step), rows / max(-(-rows // step), 1)
 
-    def gridded(self, weight: Weight, setting: GridSetting) -> tuple[str, Stored]:
+    def grid_storage(self, weight: Weight, setting: GridSetting) -> tuple[str, Stored]:
         return (
             f"grid {setting.bits}/{setting.group}",
             Stored(
@@ -265,12 +266,12 @@ class Calibration:
     def as_it_is(self, weight: Weight) -> str:
         """The label of the unchanged weight, which does no damage; for a pruned one, without its zeros."""
         plain = partial(PlainFormat.of, self.values[weight.name])
-        make = partial(self.zeroed, weight, PlainFormat.of) if weight.name in self.masks else plain
+        make = partial(self.sparse_format, weight, PlainFormat.of) if weight.name in self.masks else plain
         label = self.form(weight, "plain", make)
         self.damages[weight.name, label] = self.nothing
         return label
 
-    def zeroed(self, weight: Weight, inner: Callable[[Tensor], WeightFormat]) -> WeightFormat:
+    def sparse_format(self, weight: Weight, inner: Callable[[Tensor], WeightFormat]) -> WeightFormat:
         """A pruned weight: its mask (or the mask's seed), and the kept numbers in another format."""
         value, mask = self.values[weight.name], self.masks[weight.name]
         return (
@@ -368,7 +369,7 @@ class Calibration:
             if not self.usage[weight.name].calls and not self.changes(weight):
                 self.damages[key] = self.nothing
             else:
-                wanted, form = self.wanted, self.ways[key].form  # before the weight is replaced
+                wanted, form = self.own_outputs, self.ways[key].form  # before the weight is replaced
                 with (
                     with_values(self.values[weight.name], form.dense())
                     if form.keeps_inputs
@@ -382,7 +383,7 @@ class Calibration:
         """Fidelity of the model as it is now to these outputs of the probe."""
         found = FidelitySums(self.measures)
         for batch, one in zip(self.probe, wanted, strict=True):
-            found.add(self.said([batch])[0], one)
+            found.add(self.outputs([batch])[0], one)
         return found.fidelity
 
     def together(self, label: str) -> Damages:
@@ -390,7 +391,7 @@ class Calibration:
         together, and the result is divided among them."""
         if ("", label) not in self.damages:
             vectors = [weight for weight in self.weights if not weight.is_matrix and (weight.name, label) in self.ways]
-            wanted = self.wanted
+            wanted = self.own_outputs
             with ExitStack() as stack:
                 for weight in vectors:
                     stack.enter_context(
@@ -408,13 +409,13 @@ class Calibration:
     @cached_property
     def matters(self) -> dict[str, bool]:
         """For every weight, whether outputs have a gradient with respect to it, or change when it does."""
-        found, wanted = {}, self.wanted
+        found, wanted = {}, self.own_outputs
         for weight in self.weights:
             if self.usage[weight.name].calls:
                 found[weight.name] = True
                 continue
             with with_values(self.values[weight.name], self.values[weight.name] * 1.5 + 0.01):
-                found[weight.name] = not same(self.said(self.probe[:1])[0], wanted[0])
+                found[weight.name] = not same(self.outputs(self.probe[:1])[0], wanted[0])
         return found
 
 

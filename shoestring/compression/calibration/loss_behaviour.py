@@ -100,7 +100,7 @@ def behaviour_of(output: Tensor, outcomes: Callable[[], Outcomes]) -> Behaviour 
             who = "the loss" if not place else "a metric"
             if unnoticed[place] <= UNNOTICED * loud[place] and (not decides[place] or not faint[place]):
                 return found._replace(why=f"{who} {found.why}")
-    return moved_far(trial) if 0 in telling else None
+    return effect_of_moves(trial) if 0 in telling else None
 
 
 def insensitivities(trial: Trial) -> Iterator[tuple[Behaviour, Outcomes, list[bool]]]:
@@ -124,7 +124,7 @@ def axes_of(tensor: Tensor) -> list[int]:
     return [axis for axis in usual if axis < tensor.dim() and tensor.shape[axis] > 1]
 
 
-def moved_far(trial: Trial) -> Behaviour | None:
+def effect_of_moves(trial: Trial) -> Behaviour | None:
     """The effect on the loss of moving single numbers far up or down."""
     count, per_sample = trial.own.numel(), trial.own.numel() // len(trial.own)
     far = FAR * (float(trial.own.abs().max()) + 1)

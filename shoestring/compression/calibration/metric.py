@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.batch import Batch, mapped, rows_of, samples, split
+from shoestring.core.batch import Batch, map_leaves, rows_of, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.training.validation import LOSS, metrics_by_name
@@ -70,7 +70,7 @@ class Floor:
         spare = margin * (found.standard_error or 0.0)
         return self.keeps(found.value - spare if self.least else found.value + spare)
 
-    def undecided(self, found: MetricValue) -> str:
+    def undecided_note(self, found: MetricValue) -> str:
         """Note for the user if the bound lies inside the confidence interval; else empty."""
         if found.interval is None or self.keeps(found.interval[0]) == self.keeps(found.interval[1]):
             return ""
@@ -121,12 +121,12 @@ def batch_metrics(job: Job, output: Any, batch: Batch, notes: list[str] | None) 
     whole = float(job.weight(batch)), named_metrics(job, output, batch, notes)
     try:
         count = samples(batch)
-        alone = mapped(hide_scalar, output)
+        alone = map_leaves(hide_scalar, output)
         each = [
             (
                 float(job.weight(one)),
                 named_metrics(
-                    job, mapped(partial(rows_of, start=number, stop=number + 1, count=count), alone), one, []
+                    job, map_leaves(partial(rows_of, start=number, stop=number + 1, count=count), alone), one, []
                 ),
             )
             for number, one in enumerate(split(batch, count))

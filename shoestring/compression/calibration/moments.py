@@ -54,7 +54,7 @@ class SecondMoment:
         """Add the collected inputs; called before anything is read."""
         if not self.waiting:
             return
-        rows, self.waiting = torch.cat([self.scratch.read(one) for one in self.waiting]), []
+        rows, self.waiting = self.scratch.read_rows(self.waiting), []
         for number, (begin, end) in enumerate(panel_bounds(self.columns)):
             new = rows[:, begin:end].T @ rows[:, :end]
             if number < len(self.panels):

@@ -289,7 +289,7 @@ def watch_few_samples(
 def watch_loss(job: Job, model: nn.Module, batch: Batch, names: Sequence[str]) -> dict[str, OutputMeasure]:
     """The kinds of outputs that the loss or else the metrics reveal."""
     watch = LossWatcher()
-    with random_state.kept(), torch.enable_grad(), with_gradients(model), warnings.catch_warnings():
+    with random_state.fork_rng(), torch.enable_grad(), with_gradients(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # losses may warn about an incomplete batch
         with watch:
             output = job.forward(model, batch)
@@ -319,12 +319,12 @@ def by_behaviour(job: Job, model: nn.Module, batch: Batch, names: Sequence[str])
     """The kinds of outputs of which no telling function was called, by what the loss and the metrics do not notice."""
     if not names:
         return
-    with random_state.kept(), torch.no_grad(), warnings.catch_warnings():
+    with random_state.fork_rng(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         output = job.forward(model, batch)
 
         def outcomes() -> list[float]:
-            with random_state.kept():
+            with random_state.fork_rng():
                 found = [float(job.loss(output, batch))]
                 metrics = job.metrics(output, batch) if job.metrics is not None else {}
             return found + [float(one) for one in metrics.values()]

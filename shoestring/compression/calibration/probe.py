@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoestring.compression.calibration.model_outputs import Outputs
-from shoestring.core.batch import Batch, leaves, mapped, samples, split
+from shoestring.core.batch import Batch, leaves, map_leaves, samples, split
 from shoestring.core.errors import Mistake
 
 AT_MOST = 1 << 22  # elements of outputs held for one batch
@@ -53,7 +53,7 @@ def join_batches(parts: Sequence[Batch]) -> Batch:
             for one in columns
         ]
     )
-    return mapped(lambda _: next(found), parts[0])
+    return map_leaves(lambda _: next(found), parts[0])
 
 
 def same_outputs(whole: Outputs, parts: Sequence[Outputs]) -> bool:

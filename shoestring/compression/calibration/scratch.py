@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -55,12 +56,23 @@ class Scratch:
 
     def read(self, place: ScratchTensor) -> Tensor:
         found = torch.empty(place.shape, dtype=place.dtype)
-        rest, offset = bytes_of(found), place.offset
+        self.read_into(found, place)
+        return found
+
+    def read_rows(self, places: Sequence[ScratchTensor]) -> Tensor:
+        """Several tensors, joined along their first dimension; only the result is in memory."""
+        sizes, first = [place.shape[0] for place in places], places[0]
+        found = torch.empty((sum(sizes), *first.shape[1:]), dtype=first.dtype)
+        for part, place in zip(found.split(sizes), places, strict=True):
+            self.read_into(part, place)
+        return found
+
+    def read_into(self, target: Tensor, place: ScratchTensor) -> None:
+        rest, offset = bytes_of(target), place.offset
         while rest:
             count = os.preadv(self.file.fileno(), [rest], offset)
             assert count, "the unnamed file can't be truncated by anybody else"
             rest, offset = rest[count:], offset + count
-        return found
 
 
 def trim() -> None:

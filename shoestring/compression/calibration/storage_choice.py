@@ -35,8 +35,8 @@ class StorageChoice:
         """From now on read the format from the file; the function that made it is dropped, with all that it references."""
         if self.scratch is not None:
             self.parts = {name: self.scratch.keep(tensor) for name, tensor in form.tensors().items()}
-            self.make = given_up
+            self.make = refuse_to_make
 
 
-def given_up() -> WeightFormat:
+def refuse_to_make() -> WeightFormat:
     raise AssertionError("a form that was put aside is read, not made again")

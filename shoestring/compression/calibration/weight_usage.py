@@ -278,7 +278,7 @@ def record_usage(
     look = UsageProbe({weight.name: values[weight.name] for weight in weights}, scratch)
     names = {id(values[weight.name]): weight.name for weight in weights}
 
-    def counted(module: nn.Module, given: Any) -> None:
+    def count_call(module: nn.Module, given: Any) -> None:
         for name in {names[id(one)] for one in own_parameters(module).values() if id(one) in names}:
             look.usage[name].calls += 1
 
@@ -288,7 +288,7 @@ def record_usage(
         stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
         for module in model.modules():
             if any(id(one) in names for one in own_parameters(module).values()):
-                stack.callback(module.register_forward_pre_hook(counted).remove)
+                stack.callback(module.register_forward_pre_hook(count_call).remove)
         with look:
             yield look.usage
     if look.inputs_read is not None:

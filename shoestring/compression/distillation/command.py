@@ -18,16 +18,16 @@ STUDENT = "--student-"  # prefix of a student's flag that one of this command hi
 
 def run(asked: DistillCommand, call: Call) -> int:
     from shoestring.core.imports import WithoutGarbageCollection
-    from shoestring.jobfile import flags_known, job_path, parsed_flags, value_of
+    from shoestring.jobfile import flags_known, job_path, parse_flags, value_of
     from shoestring.training.commands.job_flags import AskedJob
     from shoestring.training.commands.train import train_in_folder
 
     asked.teaching.check()
     asked.training.check()
     student = job_path(asked.training.job)
-    own = parsed_flags(student, own_words(call, student), call.own_flags)
+    own = parse_flags(student, own_words(call, student), call.own_flags)
     known = {flag.name: flag for flag in flags_known(student)}
-    course = {name: value_of(known[name], str(value)) for name, value in asked.training.course.given.items()}
+    course = {name: value_of(known[name], str(value)) for name, value in asked.training.course.values.items()}
     with WithoutGarbageCollection():
         from dataclasses import replace
         from pathlib import Path

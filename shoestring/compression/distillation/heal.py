@@ -80,10 +80,10 @@ def steps_in(job: Job, seconds: float, clock: Callable[[], float]) -> int:
     model."""
     from shoestring.data.feed import looking
     from shoestring.runs.initial_weights import fresh_model
-    from shoestring.training.evidence.rehearse import prepared
+    from shoestring.training.evidence.rehearse import build_run
     from shoestring.training.loop import steps
 
-    run = prepared(job, (), fresh_model(job))
+    run = build_run(job, (), fresh_model(job))
     with looking(job) as feed:
         batches = list(islice(feed, 1 + TRIED))
     list(steps(run, batches[:1]))

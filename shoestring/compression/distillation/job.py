@@ -19,7 +19,7 @@ from shoestring.compression.distillation.teachers import Teachers
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.jobfile import Course, job_path, loaded_job, parsed_flags
+from shoestring.jobfile import Course, job_path, load_job, parse_flags
 
 FILE = __file__
 
@@ -43,7 +43,7 @@ def job(
 ) -> Job:
     """Build the distillation job. `student`: a job file with its flags, written like a teacher (sources.py); `teacher`:
     several words, one per teacher; `unlabelled`: a job file."""
-    course = Course(steps, epochs, seed).given
+    course = Course(steps, epochs, seed).values
     given = (("objective", objective), ("temperature", temperature), ("alpha", alpha), ("axis", axis))
     how: dict[str, Any] = {
         name: value for name, value in given if value is not None
@@ -71,7 +71,7 @@ def job_of_file(written: str, course: dict[str, int]) -> Job:
         raise Mistake(
             f"{path} is not the job file that this distillation was begun with: put it back, or begin anew with --fresh"
         )
-    return loaded_job(path, {**parsed_flags(path, list(found.flags)), **course})
+    return load_job(path, {**parse_flags(path, list(found.flags)), **course})
 
 
 def with_fewer_layers(own: Job, layers: str, named: list[str]) -> Job:

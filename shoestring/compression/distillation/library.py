@@ -14,9 +14,9 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import draft_file
 from shoestring.core.job import Job
 from shoestring.core.options import speaking_of_arguments
-from shoestring.core.random_state import kept as random_state_kept
-from shoestring.jobfile import Course, check_course, job_path, loaded_job
-from shoestring.runs.checkpoints import BEST, saved
+from shoestring.core.random_state import fork_rng as random_state_kept
+from shoestring.jobfile import Course, check_course, job_path, load_job
+from shoestring.runs.checkpoints import BEST, list_checkpoints
 from shoestring.runs.export import best_weights, checkpoint_of, named_weights
 from shoestring.runs.folder import Folder
 from shoestring.runs.tensors import write_tensors
@@ -98,7 +98,7 @@ def distill(
 def taught_job(job: Job | str | Path, asked: DistillOptions, flags: Mapping[str, Any], course: Course) -> Job:
     """The job of a distillation."""
     asked.check()
-    check_course(course.given)
+    check_course(course.values)
     if isinstance(job, Job):
         raise Mistake(
             "a distillation makes its student's job again in every process: give the path of a job file, or the name of a built-in job"
@@ -108,7 +108,7 @@ def taught_job(job: Job | str | Path, asked: DistillOptions, flags: Mapping[str,
         name.removeprefix(HIDDEN) if name.removeprefix(HIDDEN) in arguments_of(DistillOptions) else name: value
         for name, value in flags.items()
     }
-    return loaded_job(FILE, asked.flags(student, own) | course.given)
+    return load_job(FILE, asked.flags(student, own) | course.values)
 
 
 def with_peer(steps: Iterator[Step], run: str | Path) -> Iterator[Step]:
@@ -120,7 +120,7 @@ def one_peer(run: str | Path) -> str:
     """Write the weights of one peer beside the run, under the names of a single student."""
 
     folder = Folder(Path(run))
-    checkpoint = best_weights(folder) if saved(folder.checkpoints, BEST) else checkpoint_of(folder, None)
+    checkpoint = best_weights(folder) if list_checkpoints(folder.checkpoints, BEST) else checkpoint_of(folder, None)
     target = folder.path / "peer.safetensors"
     with draft_file(target) as draft:
         write_tensors(draft, first_peer(named_weights(checkpoint)), {"format": "pt"})

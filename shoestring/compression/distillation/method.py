@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from shoestring.compression.distillation.losses import Term, distillation_loss, parse_objective
 from shoestring.compression.distillation.teachers import Teachers, record_outputs, run_in_thread
 from shoestring.compression.distillation.unlabelled import Unlabelled, mix_unlabelled, unwrap
-from shoestring.core.batch import Batch, mapped
+from shoestring.core.batch import Batch, map_leaves
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.data.feed import looking
-from shoestring.runs.initial_weights import valued
+from shoestring.runs.initial_weights import fill_weights
 
 PROJECTION = (
     "distil_projection_"  # prefix of the student's projection parameters, for hidden states of different widths
@@ -52,7 +52,7 @@ class DistillationSettings:
     axis: int
 
     @property
-    def hidden(self) -> tuple[Term, ...]:
+    def hidden_terms(self) -> tuple[Term, ...]:
         return tuple(term for term in self.terms if term.name == "hidden")
 
 
@@ -98,30 +98,31 @@ def distillation_job(
     follow each labelled one.
     """
     plan = distillation_settings(objective, temperature, alpha, axis)
-    widths = cache(lambda: hidden_widths(own, teachers, plan.hidden))
+    widths = cache(lambda: hidden_widths(own, teachers, plan.hidden_terms))
 
     def forward(model: nn.Module, batch: Batch) -> Any:
         given = noise(unwrap(batch)) if noise is not None and model.training else unwrap(batch)
-        if not plan.hidden:
+        if not plan.hidden_terms:
             return own.forward(model, given)
-        with record_outputs(model, [term.student for term in plan.hidden], "the student") as seen:
+        with record_outputs(model, [term.student for term in plan.hidden_terms], "the student") as seen:
             output = own.forward(model, given)
         return StudentOutputs(
-            output, tuple(project_hidden(model, number, seen[term.student]) for number, term in enumerate(plan.hidden))
+            output,
+            tuple(project_hidden(model, number, seen[term.student]) for number, term in enumerate(plan.hidden_terms)),
         )
 
     def loss(output: Any, batch: Batch) -> Tensor:
         inner = unwrap(batch)
-        mine, hidden = (output.own, output.hidden) if plan.hidden else (output, ())
-        check_gradient(plan.hidden, hidden)
-        said = teachers.say(inner, [term.teacher for term in plan.hidden])
+        mine, hidden = (output.own, output.hidden) if plan.hidden_terms else (output, ())
+        check_gradient(plan.hidden_terms, hidden)
+        said = teachers.say(inner, [term.teacher for term in plan.hidden_terms])
         taught = distillation_loss(plan.terms, mine, hidden, said, inner, plan.temperature, plan.axis)
         if plan.alpha == 1 or isinstance(batch, Unlabelled):
             return plan.alpha * taught
         return (1 - plan.alpha) * own.loss(mine, inner) + plan.alpha * taught
 
     job = replace(own, forward=forward, loss=loss)
-    if plan.hidden:
+    if plan.hidden_terms:
         job = with_projections(job, ProjectedStudent(own.model, widths))
     return job if unlabelled is None else mix_unlabelled(job, own, unlabelled, ratio)
 
@@ -177,7 +178,7 @@ def hidden_widths(own: Job, teachers: Teachers, terms: Sequence[Term]) -> list[t
     def work() -> list[tuple[int, int]]:
         with looking(own) as feed:
             batch = next(islice(feed, 1))
-        model = valued(own.model(), own).eval()
+        model = fill_weights(own.model(), own).eval()
         with torch.no_grad(), record_outputs(model, [term.student for term in terms], "the student") as seen:
             own.forward(model, unwrap(batch))
         said = teachers.say(unwrap(batch), [term.teacher for term in terms])
@@ -195,7 +196,7 @@ def gaussian_noise(deviation: float) -> Callable[[Batch], Batch]:
         raise Mistake(f"--noise {deviation:g}: give a standard deviation above 0")
 
     def noisy(batch: Batch) -> Batch:
-        return mapped(
+        return map_leaves(
             lambda leaf: (
                 leaf + deviation * torch.randn_like(leaf)
                 if isinstance(leaf, Tensor) and leaf.is_floating_point()

@@ -97,7 +97,7 @@ def check_peers(own: Job, peers: int, plan: DistillationSettings) -> None:
     """Raise Mistake for settings that peers can't learn with."""
     if peers < 2:
         raise Mistake(f"--peers {peers}: co-distillation needs 2 or more")
-    if plan.hidden:
+    if plan.hidden_terms:
         raise Mistake("peers learn from each other's outputs: leave hidden(...) out of the objective")
     if plan.alpha == 1:
         raise Mistake(

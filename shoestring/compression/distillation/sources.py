@@ -30,12 +30,12 @@ from shoestring.compression.formats.packed_folder import PackedModel
 from shoestring.compression.load import load
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.jobfile import BUILT_IN, job_path, loaded_job, parsed_flags
+from shoestring.jobfile import BUILT_IN, job_path, load_job, parse_flags
 from shoestring.processes.named_job import Claim, claim_of_run, flags_for
-from shoestring.runs.checkpoints import BEST, RunCheckpoint, damage, digest, saved
+from shoestring.runs.checkpoints import BEST, RunCheckpoint, damage, digest, list_checkpoints
 from shoestring.runs.export import best_weights, checkpoint_of, named_weights
 from shoestring.runs.folder import Folder
-from shoestring.runs.initial_weights import valued
+from shoestring.runs.initial_weights import fill_weights
 
 PINNED = re.compile(r"(?P<path>[^#]*?)(?:@(?P<weights>[^@#]+))?(?:#(?P<digest>[0-9a-f]{8}))?")
 
@@ -76,7 +76,7 @@ def pin_teacher(written: str) -> str:
         return written
     found = name_job(parse_teacher(written))
     file, folder = job_path(found.path), found.weights
-    given = parsed_flags(file, list(found.flags))
+    given = parse_flags(file, list(found.flags))
     if is_run(folder) or is_checkpoint(folder):
         checkpoint = newest_of(Folder(Path(folder))) if is_run(folder) else checkpoint_in(found)
         weights, known_by, folder = (
@@ -160,7 +160,7 @@ def check_digest(found: TeacherText, path: str | Path) -> None:
 
 def newest_of(folder: Folder) -> RunCheckpoint:
     """The checkpoint of a run with the best weights, or the newest good one."""
-    return best_weights(folder) if saved(folder.checkpoints, BEST) else checkpoint_of(folder, None)
+    return best_weights(folder) if list_checkpoints(folder.checkpoints, BEST) else checkpoint_of(folder, None)
 
 
 def is_checkpoint(path: str) -> bool:
@@ -185,10 +185,10 @@ def checkpoint_in(found: TeacherText) -> RunCheckpoint:
 def teacher_opener(written: str) -> Callable[[], LoadedTeacher]:
     """A function that loads the teacher."""
 
-    def opened() -> LoadedTeacher:
+    def load_teacher() -> LoadedTeacher:
         found = parse_teacher(pin_teacher(written))
         file = job_path(found.path)
-        job = loaded_job(file, parsed_flags(file, list(found.flags)))
+        job = load_job(file, parse_flags(file, list(found.flags)))
         if is_checkpoint(found.weights):
             return LoadedTeacher(model_with_checkpoint(job, checkpoint_in(found)), job.forward, found.weights)
         if is_packed(found.weights):
@@ -196,9 +196,9 @@ def teacher_opener(written: str) -> Callable[[], LoadedTeacher]:
             return LoadedTeacher(load(found.weights, model=job.model), job.forward, found.weights)
         check_digest(found, found.weights or file)
         job = replace(job, weights=found.weights) if found.weights else job
-        return LoadedTeacher(valued(job.model(), job), job.forward, found.path)
+        return LoadedTeacher(fill_weights(job.model(), job), job.forward, found.path)
 
-    return opened
+    return load_teacher
 
 
 def model_with_checkpoint(job: Job, checkpoint: RunCheckpoint) -> nn.Module:
@@ -206,7 +206,7 @@ def model_with_checkpoint(job: Job, checkpoint: RunCheckpoint) -> nn.Module:
     make = (
         job.model.plain if isinstance(job.model, ProjectedStudent) else job.model
     )  # a distilled run does not need its own teacher any more
-    model = valued(make(), replace(job, weights=""))
+    model = fill_weights(make(), replace(job, weights=""))
     state = {
         name: torch.cat([piece.reshape(-1) for piece in one.pieces()]).view(one.shape)
         for name, one in named_weights(checkpoint).items()

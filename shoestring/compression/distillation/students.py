@@ -137,7 +137,7 @@ class LayersOf(Weights):
     place: str = ""  # name of the blocks' container
     blocks: tuple[tuple[str, str], ...] = ()  # (name in the teacher, name in the student); empty: the block is left out
 
-    def renamed(self, name: str) -> str:
+    def model_name(self, name: str) -> str:
         prefix = f"{self.place}." if self.place else ""
         block, _, rest = name.removeprefix(prefix).partition(".")
         known = dict(self.blocks)

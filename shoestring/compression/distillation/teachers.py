@@ -124,7 +124,7 @@ def run_in_thread(work: Callable[[], T]) -> T:
         except BaseException as error:
             failed.append(error)
 
-    with random_state.kept():
+    with random_state.fork_rng():
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()

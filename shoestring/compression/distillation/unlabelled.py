@@ -15,7 +15,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
 from shoestring.data.feed import Feed
-from shoestring.training.validation import held_out, once_through
+from shoestring.training.validation import once_through, validation_feed
 
 
 class Unlabelled(NamedTuple):
@@ -79,7 +79,7 @@ class HeldOutBatches:
         self.job = job
 
     def __iter__(self) -> Iterator[Batch]:
-        return (batch for batch, _ in once_through(held_out(self.job, whole=True)))
+        return (batch for batch, _ in once_through(validation_feed(self.job, whole=True)))
 
 
 def mix_unlabelled(job: Job, own: Job, unlabelled: Job, ratio: int) -> Job:

@@ -1,6 +1,6 @@
 """Compute less for easy samples: early exits, cascades of models, adaptive computation time.
 
-    exit_job (train heads) -> gathered (evidence on held-out rows) -> calibrate (thresholds) -> EarlyExitModel, Cascade (rows leave)
+    exit_job (train heads) -> gather_evidence (evidence on held-out rows) -> calibrate (thresholds) -> EarlyExitModel, Cascade (rows leave)
 
 `AdaptiveRecurrent`, `AdaptiveUnits` and `AdaptiveTokens` learn how long to compute; their outputs include the ponder
 cost.
@@ -12,7 +12,7 @@ from shoestring.compression.exits.bounds import at_least, at_most
 from shoestring.compression.exits.cascade import Cascade
 from shoestring.compression.exits.confidence import MEASURES
 from shoestring.compression.exits.early_exit import EarlyExitModel, ExitOutput, Head, with_exits
-from shoestring.compression.exits.evidence import PartSeconds, gathered, seconds_by_part
+from shoestring.compression.exits.evidence import PartSeconds, gather_evidence, seconds_by_part
 from shoestring.compression.exits.exit_job import AllExits, exit_job
 from shoestring.compression.exits.ponder import Pondered, ponder_job
 from shoestring.compression.exits.recurrent import AdaptiveRecurrent
@@ -40,7 +40,7 @@ __all__ = [
     "calibrate",
     "exit_job",
     "frontier",
-    "gathered",
+    "gather_evidence",
     "operate",
     "ponder_job",
     "seconds_by_part",

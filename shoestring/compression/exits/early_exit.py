@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from shoestring.compression.exits.blocks import ancestors, chain_of, is_plain
 from shoestring.compression.exits.confidence import check_logits, measure_named
 from shoestring.compression.exits.rows import (
-    hidden_of,
+    hidden_state,
     logits_of,
     row_count,
     select_rows,
@@ -36,7 +36,7 @@ from shoestring.compression.exits.rows import (
 from shoestring.compression.exits.thresholds import checked_thresholds
 from shoestring.core.errors import Mistake
 from shoestring.core.private import tree_leaves
-from shoestring.measure.interception import instead, patched
+from shoestring.measure.interception import instead, patch_forwards
 
 POOLS = ("first", "mean", "grid", "none")
 
@@ -152,7 +152,7 @@ class EarlyExitModel(nn.Module):
                 ".eval() first"
             )
         passage = Passage(self, row_count(args, kwargs), (args, kwargs))
-        with patched(
+        with patch_forwards(
             {block: instead(block, passage.around(number, block)) for number, block in enumerate(self.chain())}
         ):
             try:
@@ -182,7 +182,7 @@ class EarlyExitModel(nn.Module):
 
         def noting(number: int) -> Callable[..., None]:
             def note(module: nn.Module, given: Any, output: Any) -> None:
-                hidden.setdefault(number, hidden_of(output))
+                hidden.setdefault(number, hidden_state(output))
 
             return note
 
@@ -249,7 +249,7 @@ class Passage:
             output = inner(*args, **kwargs)
             if number + 1 in self.exits_at:
                 output = self.let_leave(number + 1, output)
-            return self.handed_on(number, output)
+            return self.pass_on(number, output)
 
         return forward
 
@@ -259,7 +259,7 @@ class Passage:
     def smaller(self, number: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments of a block for the remaining rows."""
         assert self.rows is not None, "who calls has looked"
-        hidden = hidden_of(self.last)
+        hidden = hidden_state(self.last)
         if number in self.early.joined:  # only modules lie between: a single argument, with the remaining rows already
             return args, kwargs
         leaves = tree_leaves((args, kwargs))
@@ -285,7 +285,7 @@ class Passage:
                 raise Looked((args, kwargs))
 
             try:
-                with patched({first: stop}):
+                with patch_forwards({first: stop}):
                     self.early.model(*fewer[0], **fewer[1])
             except Looked as found:
                 self.early.shared = shared_leaves(self.first, found.given)
@@ -294,7 +294,7 @@ class Passage:
     def let_leave(self, after: int, output: Any) -> Any:
         """Answer the confident rows; return the block's output for the others."""
         exit, limit = self.exits_at[after]
-        hidden = hidden_of(output)
+        hidden = hidden_state(output)
         rows = self.rows if self.rows is not None else torch.arange(self.count, device=hidden.device)
         if len(hidden) != len(rows):
             raise Mistake(
@@ -317,12 +317,12 @@ class Passage:
         self.rows = rows[on]
         return select_rows(output, on, len(rows))
 
-    def handed_on(self, number: int, output: Any) -> Any:
+    def pass_on(self, number: int, output: Any) -> Any:
         """The block's output as the model gets it."""
         self.last = output
         if self.rows is None or self.whole or number + 1 < len(self.early.names):
             return output
-        hidden = hidden_of(output)
+        hidden = hidden_state(output)
         full = hidden.new_zeros(self.count, *hidden.shape[1:])
         full[self.rows] = hidden
         return with_hidden(output, full)

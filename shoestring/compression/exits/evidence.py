@@ -47,7 +47,7 @@ class Everything(nn.Module):
 
 
 @torch.no_grad()
-def gathered(
+def gather_evidence(
     model: EarlyExitModel | Cascade,
     batches: Iterable[Batch],
     costs: PartSeconds,
@@ -146,7 +146,7 @@ class ExitTimer:
         before = self.model.thresholds.clone()
         self.model.thresholds.fill_(UNREACHED)
         try:
-            return self.timed(partial(self.forward, self.model, batch))
+            return self.seconds_of(partial(self.forward, self.model, batch))
         finally:
             self.model.thresholds.copy_(before)
 
@@ -165,14 +165,14 @@ class ExitTimer:
         finally:
             for handle in handles:
                 handle.remove()
-        choosing = [self.timed(partial(leaving, self.model, logits)) for logits in small]
+        choosing = [self.seconds_of(partial(leaving, self.model, logits)) for logits in small]
         parts = [marks.seconds[f"part {number}"] for number in range(len(small))]
         if isinstance(self.model, Cascade):
             return [*parts, marks.seconds["end"], *choosing]
         heads = [marks.seconds[f"head {number}"] for number in range(len(small))]
         return [*parts, marks.seconds["rest"], *(head + chosen for head, chosen in zip(heads, choosing, strict=True))]
 
-    def timed(self, work: Callable[[], object]) -> float:
+    def seconds_of(self, work: Callable[[], object]) -> float:
         begin = self.clock()
         work()
         return self.clock() - begin

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from shoestring.compression.exits.blocks import chain_of
 from shoestring.compression.exits.early_exit import EarlyExitModel, Head
-from shoestring.compression.exits.rows import hidden_of, logits_of, with_logits
+from shoestring.compression.exits.rows import hidden_state, logits_of, with_logits
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, default_loss
@@ -178,7 +178,7 @@ def shapes_of(job: Job, after: Sequence[int]) -> tuple[dict[int, torch.Size], in
         )
 
     def noting(number: int) -> Callable[..., None]:
-        return lambda module, given, output: found.__setitem__(number, hidden_of(output).shape)
+        return lambda module, given, output: found.__setitem__(number, hidden_state(output).shape)
 
     handles = [blocks[number - 1].register_forward_hook(noting(number)) for number in after]
     with torch.no_grad():

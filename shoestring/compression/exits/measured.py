@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shoestring.compression.exits.early_exit import EarlyExitModel
-from shoestring.compression.exits.evidence import PartSeconds, gathered
+from shoestring.compression.exits.evidence import PartSeconds, gather_evidence
 from shoestring.compression.exits.thresholds import operate
 from shoestring.core.batch import Batch
 
@@ -38,7 +38,7 @@ class ExitsMeasurement:
         }
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         expected = " / ".join(f"{one:.0%}" for one in self.expected.get("shares", ()))
         found = " / ".join(f"{one:.0%}" for one in self.shares)
         return (
@@ -61,7 +61,7 @@ def exits_measured(
     if not isinstance(model, EarlyExitModel):
         return None
     alike = PartSeconds((1.0,) * (len(model.after) + 1), (0.0,) * len(model.after))
-    point = operate(gathered(model, batches, alike, forward=forward), model.thresholds.tolist())
+    point = operate(gather_evidence(model, batches, alike, forward=forward), model.thresholds.tolist())
     seconds = [0.0, 0.0]
     for batch in batches[:TIMED]:  # alternately, because the machine's speed changes over time
         for place, one in enumerate((model, original)):

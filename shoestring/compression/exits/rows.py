@@ -90,7 +90,7 @@ def with_logits(kind: Any, logits: Tensor) -> Any:
     )
 
 
-def hidden_of(output: Any) -> Tensor:
+def hidden_state(output: Any) -> Tensor:
     """The hidden state in a block's output: the tensor itself, or the first of a tuple."""
     first = output[0] if isinstance(output, (tuple, list)) and output else output
     if not isinstance(first, Tensor):

@@ -75,7 +75,7 @@ class AdaptiveTokens(nn.Module):
         empty = x.new_zeros(x.shape[:2])
         return HaltingState(x, torch.zeros_like(x), empty, empty, torch.zeros_like(empty, dtype=torch.long))
 
-    def attended(self, normed: Tensor, keys: Tensor, values: Tensor, real: Tensor) -> Tensor:
+    def attention(self, normed: Tensor, keys: Tensor, values: Tensor, real: Tensor) -> Tensor:
         """Attention of (rows, some tokens, width) to all real tokens of their row."""
         asks = self.query(normed).unflatten(2, (self.heads, -1)).transpose(1, 2)
         mask = (
@@ -96,7 +96,7 @@ class AdaptiveTokens(nn.Module):
             mine = running[:, :, None]
             input = torch.where(mine, at.state + self.step_embedding[number], at.state)
             normed = self.first_norm(input)
-            middle = input + self.attended(normed, *self.split(self.key_value(normed)), real)
+            middle = input + self.attention(normed, *self.split(self.key_value(normed)), real)
             state = torch.where(mine, middle + self.work(self.second_norm(middle)), at.state)
             found = halt(
                 torch.sigmoid(self.halting(state))[:, :, 0], at.total, number == self.max_steps - 1, self.epsilon
@@ -158,4 +158,4 @@ class AdaptiveTokens(nn.Module):
         places = torch.arange(int(counts.max()), device=normed.device) < counts[:, None]  # (rows left, most queries)
         asking = normed.new_zeros(len(here), places.shape[1], normed.shape[1])
         asking[places] = normed
-        return self.attended(asking, *self.split(key_values[here]), real[here])[places]
+        return self.attention(asking, *self.split(key_values[here]), real[here])[places]

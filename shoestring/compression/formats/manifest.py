@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shoestring.compression.formats.format import FormatTensor
 from shoestring.compression.formats.kinds import KINDS
-from shoestring.core.seal import sealed
+from shoestring.core.seal import seal
 from shoestring.runs.tensors import NAMES, header_of
 
 FORMAT, VERSION = "shoestring compressed model", 1
@@ -85,7 +85,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 def manifest(
     about: Mapping[str, Any], weights: Mapping[str, Stored], buffers: Mapping[str, Any], digest: str = "0" * 64
 ) -> bytes:
-    return sealed(
+    return seal(
         {
             "format": FORMAT,
             "version": VERSION,

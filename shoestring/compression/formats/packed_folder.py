@@ -29,7 +29,7 @@ from shoestring.compression.formats.packed_modules import decode_weights, place_
 from shoestring.core.errors import Mistake
 from shoestring.core.files import draft_file, remove, sync
 from shoestring.core.regular import read_regular
-from shoestring.core.seal import Damaged, unsealed
+from shoestring.core.seal import Damaged, unseal
 from shoestring.core.units import bytes_text
 from shoestring.measure.process import memory_all
 from shoestring.processes.named_job import Claim
@@ -157,8 +157,13 @@ class PackedModel:
     def read_manifest(self) -> dict[str, Any]:
         path = self.folder / MANIFEST
         try:
-            about, ours = unsealed(read_regular(path))
+            about, ours = unseal(read_regular(path))
         except FileNotFoundError as error:
+            if (self.folder / "checkpoints").exists():
+                raise Mistake(
+                    f"{self.folder} is a run, and this reads what `shoestring compress` wrote: compress the run, or write "
+                    f"its weights with shoestring export {self.folder} --to safetensors"
+                ) from error
             raise Mistake(f"{self.folder} has no {MANIFEST}: it is not a compressed model, or incomplete") from error
         except Damaged as error:
             raise Mistake(f"{path} is damaged: {error}; copy the folder again, or compress the model again") from error
@@ -180,11 +185,13 @@ class PackedModel:
             not isinstance(named, dict)
             or not all(isinstance(named.get(one), str) for one in ("file", "sha256"))
             or not isinstance(named.get("flags"), dict)
+            or not isinstance(named.get("modules", {}), dict)
         ):
             raise Mistake(
                 f"{self.folder / MANIFEST} has an invalid job entry ({str(named)[:80]}): compress the model again"
             )
-        return Claim(self.folder, named["file"], named["sha256"], named["flags"])
+        modules = {name: str(digest) for name, digest in named.get("modules", {}).items()}
+        return Claim(self.folder, named["file"], named["sha256"], named["flags"], modules)
 
     @property
     def edits(self) -> list[dict[str, Any]]:

@@ -21,7 +21,8 @@ from shoestring.core.errors import Mistake
 def session(path: Path | bytes, threads: int = 1) -> onnxruntime.InferenceSession:
     """An onnxruntime session on the CPU with this many threads."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 4  # what fails is raised too
     return onnxruntime.InferenceSession(
         path if isinstance(path, bytes) else str(path), options, providers=["CPUExecutionProvider"]
     )

@@ -140,7 +140,7 @@ def calibrate_ranges(graph: Graph, names: Sequence[str], feeds: Sequence[Mapping
     out."""
     if not names:
         return {}
-    runner = session(graph.watched(names))
+    runner = session(graph.with_outputs(names))
     ends = dict.fromkeys(names, (0.0, 0.0))
     for feed in feeds:
         for name, value in zip(names, run_session(runner, feed), strict=True):

@@ -366,6 +366,8 @@ def onnx_program(
     results: list[str],
 ) -> Any:
     """Run torch's ONNX exporter quietly. Raises Mistake with the cause if the model can't be exported."""
+    from shoestring.compression.onnx.lookup import embedding
+
     fixed = [None] * len(weights)
     weights_named = [f"weights_{number}" for number in range(len(weights))]
     with quiet():
@@ -382,6 +384,7 @@ def onnx_program(
                 optimize=True,
                 input_names=[*names, *weights_named],
                 output_names=results,
+                custom_translation_table={torch.ops.aten.embedding.default: embedding},
             )
         except Exception as error:
             raise Mistake(

@@ -159,7 +159,7 @@ def linear_layers(graph: Graph) -> dict[str, list[onnx.NodeProto]]:
 
 def record_inputs(graph: Graph, names: Sequence[str], feeds: Sequence[Mapping[str, Tensor]]) -> dict[str, LayerInputs]:
     """Run the float32 model on the feeds and record statistics of inner tensors."""
-    runner = session(graph.watched(names))
+    runner = session(graph.with_outputs(names))
     parts: dict[str, list[LayerInputs]] = {name: [] for name in names}
     draw = torch.Generator().manual_seed(0)
     for feed in feeds:

@@ -93,7 +93,7 @@ class Graph:
             self.model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
         return self.model
 
-    def watched(self, names: Sequence[str]) -> bytes:
+    def with_outputs(self, names: Sequence[str]) -> bytes:
         """The serialized model with these inner float32 tensors as its outputs."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)

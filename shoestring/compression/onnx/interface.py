@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.batch import Batch, mapped
+from shoestring.core.batch import Batch, map_leaves
 from shoestring.core.errors import Mistake
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -30,7 +30,7 @@ class Interface:
         """The batch without labels, with every tensor copied: a tensor that occurs twice (labels that are the inputs
         themselves) would become a single input."""
         kept = without_keys(batch, self.labels) if self.labels else batch
-        return mapped(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, kept)
+        return map_leaves(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, kept)
 
     def feed(self, batch: Batch) -> dict[str, Tensor]:
         """The tensors of a batch by graph input name."""
@@ -199,4 +199,4 @@ def axis_name(at: int, tensor: Tensor, other: str, info: Any) -> str:
 def replace_tensors(batch: Batch, tensors: Sequence[Tensor]) -> Batch:
     """The batch with its tensors replaced, in order."""
     left = iter(tensors)
-    return mapped(lambda leaf: next(left) if isinstance(leaf, Tensor) else leaf, batch)
+    return map_leaves(lambda leaf: next(left) if isinstance(leaf, Tensor) else leaf, batch)

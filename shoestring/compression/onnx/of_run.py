@@ -9,14 +9,14 @@ from shoestring.runs.export import Exported, WeightsExport, new
 
 
 def export_floats(asked: WeightsExport) -> Exported:
-    return exported(asked, fast=False)
+    return export_run(asked, fast=False)
 
 
 def export_int8(asked: WeightsExport) -> Exported:
-    return exported(asked, fast=True)
+    return export_run(asked, fast=True)
 
 
-def exported(asked: WeightsExport, fast: bool) -> Exported:
+def export_run(asked: WeightsExport, fast: bool) -> Exported:
     require("onnx")
     new(asked.target)
     job = asked.job()

@@ -37,7 +37,7 @@ class OnnxFile:
         made = self.made
         return OnnxReport(str(target), made.bytes, made.tolerance, made.largest_difference, tuple(made.notes), found)
 
-    def missed(self, session: CompressSession) -> list[str]:
+    def unmet_limits(self, session: CompressSession) -> list[str]:
         """Requirements that the file does not meet. It always has the requested size, else it is not written."""
         least = session.asked.budget.quality
         if least is None or self.fidelity.mean >= least:
@@ -55,15 +55,7 @@ def onnx_file(session: CompressSession, path: Path, fast: bool) -> tuple[Compres
     least, smallest = float("inf"), session
     for _ in range(TRIES):
         model = compressed_model(now.plan).model
-        made = export_onnx(
-            model,
-            now.source.job.forward,
-            now.given.unseen[0],
-            path,
-            fast=fast,
-            calibration=now.given.calibration if fast else (),
-            enough=partial(keeps_budget, now, model),
-        )
+        made = written_file(now, model, path, fast)
         if size is None or made.bytes <= size:
             return replace(now, asked=session.asked), OnnxFile(made, file_fidelity(now, model, path, now.given.unseen))
         path.unlink()
@@ -92,6 +84,24 @@ def onnx_file(session: CompressSession, path: Path, fast: bool) -> tuple[Compres
     )
 
 
+def written_file(session: CompressSession, model: nn.Module, path: Path, fast: bool) -> ExportedFile:
+    """Write a packed model: what torch traces of it or, if an ONNX file was compressed, that file."""
+    source, given = session.source, session.given
+    if source.file is not None:
+        from shoestring.compression.onnx.onnx_source import write_onnx
+
+        return write_onnx(model, source.job, given.unseen[0], path)
+    return export_onnx(
+        model,
+        source.job.forward,
+        given.unseen[0],
+        path,
+        fast=fast,
+        calibration=given.calibration if fast else (),
+        enough=partial(keeps_budget, session, model),
+    )
+
+
 def keeps_budget(session: CompressSession, model: nn.Module, path: Path) -> bool:
     """Whether a file meets the requested size and quality. This is decided on the samples that confirm plans; the
     reported fidelity is measured on others."""
@@ -104,11 +114,15 @@ def keeps_budget(session: CompressSession, model: nn.Module, path: Path) -> bool
 def file_fidelity(session: CompressSession, model: nn.Module, path: Path, batches: Sequence[Batch]) -> Fidelity:
     """Fidelity of the file's outputs to the original's."""
     study, comparison = session.plan.details.cost.study, FidelitySums([])
+    if session.source.file is not None:
+        from shoestring.compression.onnx.file_module import OnnxFileModule
+
+        return study.comparison(batches, OnnxFileModule(path), OnnxFileModule(session.source.file)).fidelity
     for batch, found in zip(batches, file_outputs(path, model, session.source.job.forward, batches), strict=True):
         comparison = (
             comparison if comparison.outputs else FidelitySums([one for one in study.measures if one.name in found])
         )
-        comparison.add(found, study.said([batch], session.source.model)[0])
+        comparison.add(found, study.outputs([batch], session.source.model)[0])
     return comparison.fidelity
 
 

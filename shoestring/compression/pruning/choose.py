@@ -86,7 +86,7 @@ def pruning_for(
             f"nothing of the model can be pruned: {'; '.join([*told, *refused, *more])[:600]}. Ask for another kind, "
             "for a larger share, or for quantization"
         )
-    if why := trial.problem(trial.masked(kept_cuts, skips), every):
+    if why := trial.problem(trial.outputs_without(kept_cuts, skips), every):
         raise Mistake(f"cuts that work alone do not work together ({why}): ask for one kind at a time")
     return Pruning(every, (*told, *refused, *more, *found.left_alone))
 
@@ -189,11 +189,11 @@ def edits_for_cuts(
         return [], []
     for guess in GUESSES[:3]:
         edits = assemble_edits(model, [(group, cut, guess) for group, cut in pairs])
-        if edits is not None and not trial.problem(trial.masked([cut for _, cut in pairs], {}), edits):
+        if edits is not None and not trial.problem(trial.outputs_without([cut for _, cut in pairs], {}), edits):
             return edits, []
     right, told = [], []
     for group, cut in pairs:
-        wanted = trial.masked([cut], {})
+        wanted = trial.outputs_without([cut], {})
         why = ""
         for guess in GUESSES:
             edits = assemble_edits(model, [(group, cut, guess)])
@@ -277,7 +277,7 @@ def edits_for_layers(
             told.append(f"{stack.name}: {share:g} of {len(stack.members)} blocks is less than one block")
             continue
         kept = [member for member in range(stack.length) if member not in gone]
-        wanted = trial.masked([], {stack: gone})
+        wanted = trial.outputs_without([], {stack: gone})
         why = ""
         for named in (True, False):
             tried = drop_edits(model, stack, kept, named)

@@ -89,16 +89,16 @@ class NarrowAttention(nn.Module):
         """Both masks as an addend of the scores; True in a boolean mask means: do not attend."""
         total: Tensor | None = None
         if attention is not None:
-            total = added(attention, like)
+            total = additive_mask(attention, like)
             if total.dim() == 3:
                 total = total.unflatten(0, (like.shape[0], -1))  # a mask per head: keep those of the remaining heads
         if padding is not None:
-            hidden = added(padding, like)[:, None, None]
+            hidden = additive_mask(padding, like)[:, None, None]
             total = hidden if total is None else total + hidden
         return total
 
 
-def added(mask: Tensor, like: Tensor) -> Tensor:
+def additive_mask(mask: Tensor, like: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(mask, float("-inf"))

@@ -205,7 +205,7 @@ def wanted_outputs(before: list[Read], model: nn.Module, edits: Sequence[PruneEd
         wanted = read.inputs @ (weight.mT if read.dim == 1 else weight)
         if read.bias is not None:
             wanted = wanted + read.bias.detach()
-        found.setdefault(read.name, []).append(wanted[:, kept_of(edits, read.name, 1 - read.dim, wanted.shape[1])])
+        found.setdefault(read.name, []).append(wanted[:, kept_indices(edits, read.name, 1 - read.dim, wanted.shape[1])])
     return found
 
 
@@ -216,7 +216,7 @@ def cut_inputs(before: list[Read], cut: list[Read], edits: Sequence[PruneEdit]) 
         Read(
             read.name,
             read.dim,
-            read.inputs[:, kept_of(edits, read.name, read.dim, read.inputs.shape[1])],
+            read.inputs[:, kept_indices(edits, read.name, read.dim, read.inputs.shape[1])],
             biases[read.name],
         )
         for read in before
@@ -224,7 +224,7 @@ def cut_inputs(before: list[Read], cut: list[Read], edits: Sequence[PruneEdit]) 
     ]
 
 
-def kept_of(edits: Sequence[PruneEdit], name: str, dim: int, size: int) -> Tensor:
+def kept_indices(edits: Sequence[PruneEdit], name: str, dim: int, size: int) -> Tensor:
     """Indices along a dimension of a weight that the edits keep."""
     left = torch.arange(size)
     for edit in edits:

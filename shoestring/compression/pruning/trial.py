@@ -61,7 +61,7 @@ class TrialModel:
             else ""
         )
 
-    def masked(self, cuts: Sequence[UnitCut], skips: Mapping[Stack, Sequence[int]]) -> list[Tensor]:
+    def outputs_without(self, cuts: Sequence[UnitCut], skips: Mapping[Stack, Sequence[int]]) -> list[Tensor]:
         """The outputs of the original with removed units and blocks masked."""
         model = mask_units(self.model, cuts)
         with ExitStack() as stack:

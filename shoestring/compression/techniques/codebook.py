@@ -44,6 +44,7 @@ class Codebook(Storage):
     group: int = 64
     fit: str = "kmeans"
     why: ClassVar[str] = "values placed where the weights are"
+    on_request: ClassVar[bool] = True  # GPTQ on grids does less damage at the same bytes (benchmarks/compress)
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8 or self.group < 0:
@@ -53,10 +54,6 @@ class Codebook(Storage):
         if self.fit not in METHODS:
             raise Mistake(f"Codebook(fit={self.fit!r}): there are {', '.join(METHODS)}")
 
-    @classmethod
-    def choices(cls, cost: ModelCost, /) -> tuple[Codebook, ...]:
-        return ()  # never chosen automatically: GPTQ on grids does less damage at the same bytes (benchmarks/compress)
-
     def only(self, cost: ModelCost) -> bool:
         return True
 
@@ -65,7 +62,9 @@ class Codebook(Storage):
             return ()
         calibration, label = cost.study, f"codebook {self.bits}/{self.group} {self.fit}"
         if weight.name in calibration.masks:
-            return (calibration.form(weight, f"{label}, zeros", partial(calibration.zeroed, weight, self.of_vector)),)
+            return (
+                calibration.form(weight, f"{label}, zeros", partial(calibration.sparse_format, weight, self.of_vector)),
+            )
         importance = calibration.importance(weight)
         value = calibration.values[weight.name]
         return (

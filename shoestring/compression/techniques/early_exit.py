@@ -14,7 +14,7 @@ from shoestring.compression.calibration.calibration import Calibration
 from shoestring.compression.exits.blocks import chain_of
 from shoestring.compression.exits.confidence import MEASURES
 from shoestring.compression.exits.early_exit import EarlyExitModel, Head
-from shoestring.compression.exits.evidence import gathered, seconds_by_part
+from shoestring.compression.exits.evidence import gather_evidence, seconds_by_part
 from shoestring.compression.exits.exit_job import AllExits, ExitTraining, exit_job
 from shoestring.compression.exits.thresholds import NEVER, ExitCalibration, calibrate
 from shoestring.compression.technique import STRUCTURE
@@ -71,7 +71,7 @@ class EarlyExit(Restructure):
         if self.measure not in MEASURES:
             raise Mistake(f"EarlyExit(measure={self.measure!r}): there are {', '.join(MEASURES)}")
 
-    def changed(self, study: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
+    def restructure(self, study: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
         blocks = len(chain_of(study.model))
         after = tuple(range(self.every, blocks, self.every))
         if not after:
@@ -79,7 +79,7 @@ class EarlyExit(Restructure):
                 f"EarlyExit(every={self.every}): the model has {blocks} blocks, so no exit comes before its end"
             )
         early = self.with_heads(study, after).early()
-        found = self.calibrated(study, early)
+        found = self.calibrate_exits(study, early)
         if all(one == NEVER for one in found.point.thresholds):
             raise Mistake(
                 f"no exit is worth its head with {self.loss:g} of the answers other than the whole model's: allow a larger loss, "
@@ -96,7 +96,7 @@ class EarlyExit(Restructure):
             forward=study.forward,
             steps=self.steps,
         )
-        with random_state.kept(), torch.enable_grad():
+        with random_state.fork_rng(), torch.enable_grad():
             random_state.seed(0)
             job = exit_job(plain, after, train="heads", distil=True, measure=self.measure)
             model = job.model()
@@ -115,9 +115,11 @@ class EarlyExit(Restructure):
                 optimizer.step()
         return model
 
-    def calibrated(self, study: Calibration, early: EarlyExitModel) -> ExitCalibration:
+    def calibrate_exits(self, study: Calibration, early: EarlyExitModel) -> ExitCalibration:
         costs = seconds_by_part(early, study.others[0], forward=study.forward)
-        return calibrate(gathered(early, study.others, costs, forward=study.forward), self.loss, self.delta or None)
+        return calibrate(
+            gather_evidence(early, study.others, costs, forward=study.forward), self.loss, self.delta or None
+        )
 
 
 def edit_of(early: EarlyExitModel, found: ExitCalibration) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Factorize(Restructure):
                 f"Factorize(share={self.share}): give the share of a layer's parameters to keep, between 0 and 1"
             )
 
-    def changed(self, calibration: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
+    def restructure(self, calibration: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
         found = factorization_for(
             calibration.model,
             lambda model: calibration.forward(model, calibration.batches[0]),

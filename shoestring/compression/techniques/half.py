@@ -34,7 +34,7 @@ class Half(Storage):
                 cost.study.form(
                     weight,
                     "float16, zeros",
-                    partial(cost.study.zeroed, weight, partial(PlainFormat.of, stored="float16")),
+                    partial(cost.study.sparse_format, weight, partial(PlainFormat.of, stored="float16")),
                 ),
             )
         return (cost.study.form(weight, "float16", partial(PlainFormat.of, value, "float16")),)

@@ -48,6 +48,7 @@ class ProductQuantize(Storage):
     length: int = 4
     bits: int = 8
     why: ClassVar[str] = "one code for several numbers: below two bits a weight"
+    on_request: ClassVar[bool] = True  # slow to fit, and grids do less damage at three bits or more
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -57,10 +58,6 @@ class ProductQuantize(Storage):
                 f"ProductQuantize(length={self.length}, bits={self.bits}): give a length of 2 or more, and 2 to 12 bits"
             )
 
-    @classmethod
-    def choices(cls, cost: ModelCost, /) -> tuple[ProductQuantize, ...]:
-        return ()  # never chosen automatically: slow to fit, and grids do less damage at three bits or more
-
     def only(self, cost: ModelCost) -> bool:
         return True
 
@@ -68,21 +65,19 @@ class ProductQuantize(Storage):
         """The settings for a weight with these rows and columns. `weighted`: columns have different weights in the
         error, which with a rotation needs a scale per column."""
         usual = replace(KINDS[self.kind], length=self.length, bits=self.bits)
-        return (
-            replace(usual, rotation=rotated_together(shape, self.length), scaled=weighted) if usual.rotation else usual
-        )
+        return replace(usual, rotation=rotation_size(shape, self.length), scaled=weighted) if usual.rotation else usual
 
     def labels(self, cost: ModelCost, weight: Weight) -> Sequence[str]:
         if self.left_alone(cost, weight):
             return ()
         calibration, shape = cost.study, matrix_shape(weight.shape)
-        importance = calibration.importance(weight) if self.weighted(cost, weight) else None
+        importance = calibration.importance(weight) if self.weighs_columns(cost, weight) else None
         make = partial(
             fit_product_codes, calibration.values[weight.name], self.recipe(shape, importance is not None), importance
         )
         return (calibration.form(weight, f"{self.kind} {self.bits}/{self.length}", make),)
 
-    def weighted(self, cost: ModelCost, weight: Weight) -> bool:
+    def weighs_columns(self, cost: ModelCost, weight: Weight) -> bool:
         """Whether columns are weighted by their inputs. Vectors run along rows, so this needs columns that belong to
         inputs."""
         return cost.study.moment(weight) is not None and not cost.study.inputs_first(weight)
@@ -97,13 +92,13 @@ class ProductQuantize(Storage):
             return f"its rows of {columns} numbers are shorter than a vector of {self.length}"
         if rows * columns < 2**self.bits * self.length:
             return f"it has fewer vectors than a {self.bits}-bit codebook has entries"
-        settings = self.recipe((rows, columns), self.weighted(cost, weight)).settings()
+        settings = self.recipe((rows, columns), self.weighs_columns(cost, weight)).settings()
         needed = sum(part.bytes for part in ProductFormat.layout(weight.shape, weight.dtype, settings).values())
         own = weight.count * weight.dtype.itemsize
         return f"codes, tables and rotation would take {needed:,} bytes, more than its {own:,}" if needed >= own else ""
 
 
-def rotated_together(shape: tuple[int, int], length: int) -> int:
+def rotation_size(shape: tuple[int, int], length: int) -> int:
     """Neighbouring numbers of a row to rotate together: all, if the rotation is small compared with the weight; else
     the number that fills a row best.
 

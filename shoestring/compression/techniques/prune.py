@@ -56,7 +56,7 @@ class Prune(Restructure):
                 f"least one share, each from 0 to below 1, such as Prune(heads=0.5)"
             )
 
-    def changed(self, calibration: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
+    def restructure(self, calibration: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
         batches, shares = (
             list(calibration.batches),
             {"heads": self.heads, "neurons": self.neurons, "channels": self.channels, "layers": self.layers},

@@ -72,16 +72,17 @@ class Quantize(Storage):
         if not weight.is_matrix:
             return ()
         columns = cost.study.shape(weight)[1]
+        settings = [one for one in self.settings if self.bits or not cost.bits or one.bits in cost.bits]
         if weight.name in cost.study.masks:
-            zeroed = partial(cost.study.zeroed, weight)
+            zeroed = partial(cost.study.sparse_format, weight)
             return [
                 cost.study.form(
                     weight, f"grid {one.bits}/{one.group}, zeros", partial(zeroed, partial(round_vector, one))
                 )
-                for one in self.settings
+                for one in settings
             ]
         return cost.study.grids(
-            weight, list(dict.fromkeys(GridSetting(bits, min(group, columns)) for bits, group in self.settings))
+            weight, list(dict.fromkeys(GridSetting(bits, min(group, columns)) for bits, group in settings))
         )
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -21,16 +21,18 @@ from shoestring.core.technique import text
 class DeriveModel(CompressTechnique, ABC):
     """Abstract: `derive` calibrates the other model. It is called once per calibration, which caches the result."""
 
+    on_request: ClassVar[bool] = True  # only healing, which the user must request, repairs its damage
+
     @abstractmethod
     def derive(self, study: Calibration) -> Calibration:
         """The calibration of the other model, compared with the original; the given calibration and its model are not
         changed."""
 
-    def derived(self, study: Calibration) -> Calibration:
+    def derived_calibration(self, study: Calibration) -> Calibration:
         return study.derived(text(self), partial(self.derive, study))
 
     def cost(self, cost: ModelCost, /) -> ModelCost:
-        study = self.derived(cost.study)
+        study = self.derived_calibration(cost.study)
         edits = [*cost.about.get("edits", ()), *study.edits]
         return replace(
             cost,
@@ -42,33 +44,29 @@ class DeriveModel(CompressTechnique, ABC):
 
     def refusal(self, cost: ModelCost, /) -> str:
         try:
-            self.derived(cost.study)
+            self.derived_calibration(cost.study)
         except Mistake as error:
             return str(error)
         return ""
 
     def apply(self, subject: Compressed, /) -> Compressed:
-        study = self.derived(subject.study)
+        study = self.derived_calibration(subject.study)
         return replace(subject, model=copy.deepcopy(study.model), study=study, edits=(*subject.edits, *study.edits))
-
-    @classmethod
-    def choices(cls, cost: ModelCost, /) -> tuple[Self, ...]:
-        return ()  # never chosen automatically: only healing, which the user must request, repairs its damage
 
 
 class Restructure(DeriveModel, ABC):
-    """Abstract: `changed` returns a model with a smaller structure, and the edit that makes it again."""
+    """Abstract: `restructure` returns a model with a smaller structure, and the edit that makes it again."""
 
     seam: ClassVar[str] = "structure"
     order: ClassVar[int] = STRUCTURE
 
     @abstractmethod
-    def changed(self, study: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
+    def restructure(self, study: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
         """A smaller copy of the model; the edit that gives a freshly built model the same structure; and messages about
         parts that were left alone."""
 
     def derive(self, study: Calibration) -> Calibration:
-        model, edit, left = self.changed(study)
+        model, edit, left = self.restructure(study)
         return Calibration(
             model,
             study.forward,

@@ -121,7 +121,7 @@ def compare_samples(
     first: Evaluation, a: str, second: Evaluation, b: str, goal: str, by: str = "devices"
 ) -> Comparison:
     """Compare B with A, measured on two samples of devices. The evaluations must have no device in common (`halves`)."""
-    one, other = first.numbered(a), second.numbered(b)
+    one, other = first.number_of(a), second.number_of(b)
     check_moment(first.candidates[one], second.candidates[other])
     when = AFTER if first.candidates[one].trains else BEFORE
     ones, others = (

@@ -113,7 +113,7 @@ def device_report(question: Question, found: Sequence[CandidateMetrics], telemet
     if not any(one.before for one in found):
         return failed_device(NOTHING_HELD_OUT, telemetry)
     failed = tuple(
-        int(any(diverged(*value) for when in (BEFORE, AFTER) for value in (one.at(when) or {}).values()))
+        int(any(is_out_of_range(*value) for when in (BEFORE, AFTER) for value in (one.at(when) or {}).values()))
         for one in found
     )
     if all(failed):
@@ -141,13 +141,13 @@ def failed_device(kind: str, telemetry: Telemetry) -> DeviceTotals:
     )
 
 
-def diverged(total: float, weight: float) -> bool:
+def is_out_of_range(total: float, weight: float) -> bool:
     return not (isfinite(total) and abs(total) < LARGEST and isfinite(weight) and weight < LARGEST ** (1 / 3))
 
 
 def finite_sums(sums: Sums | None) -> dict[str, tuple[float, float]]:
     """The metrics with a weight above 0; none at all if one is not finite, because then the model is useless."""
-    if sums is None or any(diverged(*value) for value in sums.values()):
+    if sums is None or any(is_out_of_range(*value) for value in sums.values()):
         return {}
     return {name: value for name, value in sums.items() if value[1] > 0}
 

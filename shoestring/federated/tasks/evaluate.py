@@ -58,7 +58,7 @@ class Evaluation:
     failed: Mapping[str, int] = field(default_factory=dict)  # candidate -> devices on which a metric was not finite
     withheld: tuple[str, ...] = ()
 
-    def numbered(self, candidate: str) -> int:
+    def number_of(self, candidate: str) -> int:
         known = [one.name for one in self.candidates]
         if candidate not in known:
             raise Mistake(

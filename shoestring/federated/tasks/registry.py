@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoestring.core.errors import Mistake
-from shoestring.core.files import append_synced, held_to_append
+from shoestring.core.files import append_synced, lock_to_append
 from shoestring.core.regular import read_regular
 from shoestring.federated.tasks.overlap import least_remainder
 
@@ -91,7 +91,7 @@ class Registry:
         if self.path is None:
             yield -1
             return
-        with held_to_append(self.path) as file:
+        with lock_to_append(self.path) as file:
             yield file
 
     def add(self, record: ReleaseRecord, file: int) -> None:

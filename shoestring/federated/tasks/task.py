@@ -23,7 +23,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import draft_file
 from shoestring.core.job import target
 from shoestring.core.regular import read_regular
-from shoestring.core.seal import Damaged, sealed, unsealed
+from shoestring.core.seal import Damaged, seal, unseal
 from shoestring.core.suggest import did_you_mean
 from shoestring.federated.tasks.release import LEAST
 from shoestring.federated.tasks.settings import TuneCandidate
@@ -132,14 +132,14 @@ def read_weights(attachment: Attachment, folder: Path) -> Tensor:
 def write_task(task: FederatedTask, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with draft_file(folder / FILE) as draft:
-        draft.write_bytes(sealed(to_json(task)))
+        draft.write_bytes(seal(to_json(task)))
     return folder / FILE
 
 
 def read_task(folder: Path) -> FederatedTask:
     """Read a task; a Mistake if it is damaged, unknown or of a newer version."""
     try:
-        return from_json(FederatedTask, unsealed(read_regular(folder / FILE))[0])
+        return from_json(FederatedTask, unseal(read_regular(folder / FILE))[0])
     except FileNotFoundError:
         raise Mistake(f"there is no task in {folder}: it has no {FILE}") from None
     except (OSError, Damaged, Unreadable) as error:

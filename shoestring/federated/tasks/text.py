@@ -9,7 +9,7 @@ from shoestring.federated.tasks.compare import Comparison
 from shoestring.federated.tasks.evaluate import Evaluation
 from shoestring.federated.tasks.tables import ReportTable, comparison_tables, evaluation_tables, tuning_tables
 from shoestring.federated.tasks.tune import Tuning
-from shoestring.show.terminal import PIPE, Screen, indented, plain, rendered, table_part
+from shoestring.show.terminal import PIPE, Screen, indent_text, plain, render_text, table_part
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,7 +21,7 @@ def tables_text(tables: Iterable[ReportTable], screen: Screen = PIPE) -> str:
         parts += [plain(one.title)] if one.title else []
         parts += [*rows_parts(one, screen), plain("")] if one.rows else []
         parts += [plain(note) for note in one.notes]
-    return rendered(parts, screen)
+    return render_text(parts, screen)
 
 
 def rows_parts(table: ReportTable, screen: Screen) -> list[RenderableType]:
@@ -35,7 +35,7 @@ def rows_parts(table: ReportTable, screen: Screen) -> list[RenderableType]:
         for row in rows
         for part in (
             plain(row[0]),
-            indented(
+            indent_text(
                 ", ".join(f"{label} {cell}".strip() for label, cell in zip(heading[1:], row[1:], strict=True) if cell)
             ),
         )

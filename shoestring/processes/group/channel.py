@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoestring.processes.messages import Heartbeat, Message, read_message, written_message
+from shoestring.processes.messages import Heartbeat, Message, message_text, read_message
 
 BEAT = 0.5  # seconds between heartbeats
 PEER_LOST = 75  # exit code of a worker that lost another worker, or its launcher
@@ -40,9 +40,9 @@ class Receiver:
                     self.halves[worker] = b""
                     continue
                 assert isinstance(key.fileobj, socket.socket), "only sockets were registered"
-                yield from self.received_from(key.fileobj)
+                yield from self.messages_from(key.fileobj)
 
-    def received_from(self, worker: socket.socket) -> Iterator[tuple[int, Message]]:
+    def messages_from(self, worker: socket.socket) -> Iterator[tuple[int, Message]]:
         try:
             data = worker.recv(1 << 16)
         except OSError:
@@ -74,7 +74,7 @@ class Sender:
 
     def send(self, message: Message) -> None:
         with self.turn:
-            self.socket.sendall(f"{json.dumps(self.rank)} {written_message(message)}\n".encode())
+            self.socket.sendall(f"{json.dumps(self.rank)} {message_text(message)}\n".encode())
 
     def beat(self) -> None:
         while True:

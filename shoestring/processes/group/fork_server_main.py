@@ -54,7 +54,7 @@ def main() -> None:
                 tell(pid, None)
         if waking in ready:
             os.read(waking, 1 << 16)
-        for pid, code in ended():
+        for pid, code in reap():
             tell(pid, code)
 
 
@@ -73,7 +73,7 @@ def prepare(room: str) -> None:
     gc.freeze()  # the garbage collector ignores what exists now, so shared pages are not written to
 
 
-def ended() -> Iterator[tuple[int, int]]:
+def reap() -> Iterator[tuple[int, int]]:
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)

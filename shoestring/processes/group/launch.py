@@ -36,47 +36,44 @@ from torch.distributed.elastic.events.api import EventSource
 from shoestring.core.errors import Crashed, Mistake
 from shoestring.core.files import temporary_folder
 from shoestring.processes.group.fork_server import ForkServer
-from shoestring.processes.group.rendezvous import Closed, Rendezvous, interface
+from shoestring.processes.group.rendezvous import Closed, Rendezvous
+from shoestring.processes.group.store import interface
 from shoestring.processes.group.supervisor import LOOK, StoppedUnsaved, Supervisor
 from shoestring.processes.messages import Closing
+from shoestring.processes.nodes import Team
 from shoestring.processes.signals import stopping_gently
 from shoestring.processes.streams import standard_files
 from shoestring.processes.task import R, Task
 from shoestring.runs.event import Event, Failed
-from shoestring.runs.events import note
-
-PATIENCE = 30.0  # seconds without a heartbeat after which a worker counts as hanging
-RESTARTS = 10  # largest number of restarts
+from shoestring.runs.event_log import note
 
 
 def run_group(
     task: Task[R],
     environment: Mapping[str, str],
+    workers: Team,
     on_event: Callable[[Event], None] = lambda event: None,
     lock: int | None = None,
-    devices: int = 2,
-    nodes: Rendezvous | None = None,
-    patience: float = PATIENCE,
-    restarts: int = RESTARTS,
+    rendezvous: Rendezvous | None = None,
     expected: Mapping[str, str] | None = None,
     on_stop: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> R:
-    """Do a task in a group of `devices` workers here, and as many on each other machine of a rendezvous.
+    """Do a task in a group of workers here, and as many on each other machine of a rendezvous.
 
     Worker 0's events go to `on_event`, and its result is returned; a training's with the number of restarts. Workers
     hold the `lock` they are given. An error that ends the group is raised once, whichever worker met it. `expected`:
     the fingerprint given by node 0. `on_stop`: called when the group was asked to stop. `clock`: used to tell how long
     a worker was silent.
     """
+    devices, rendezvous = workers.devices, rendezvous or Rendezvous()
     if torch.cuda.is_available() and devices > torch.cuda.device_count():
         raise Mistake(
             f"--devices {devices}: this machine has {torch.cuda.device_count()} GPUs, and every worker needs one of its own"
         )
-    rendezvous = nodes or Rendezvous()
-    rendezvous.patience = patience
+    rendezvous.patience = workers.patience
     with silent_agent(), standard_files(), temporary_folder() as private:
-        supervisor = Supervisor(private, task, on_event, rendezvous, patience, restarts, expected, clock)
+        supervisor = Supervisor(private, task, on_event, rendezvous, workers, expected, clock)
         server = ForkServer(group_environment(rendezvous, devices) | dict(environment), private, lock, task.room)
         spec = WorkerSpec(
             "worker",
@@ -103,10 +100,10 @@ def run_supervised(supervisor: Supervisor, agent: Agent, on_stop: Callable[[], N
         closing = error.closing
         if closing.failure:
             raise Mistake(closing.failure) from None
-        return supervisor.task.stopped(closing.stopped)
+        return supervisor.task.stop_result(closing.stopped)
     except StoppedUnsaved:
         closing = Closing(stopped=supervisor.saved)
-        return supervisor.stopped()
+        return supervisor.stop_result()
     except (Mistake, Crashed) as error:
         closing = Closing(failure=str(error))
         if supervisor.folder is not None and rendezvous.leads:

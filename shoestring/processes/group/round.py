@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.codec import from_json, to_json
-from shoestring.processes.task import Task, read_task, written_task
+from shoestring.processes.task import Task, read_task, task_text
 from shoestring.runs.request import Request
 
 NAME = "round.json"  # the file in the group's private folder
@@ -26,7 +26,7 @@ class GroupRound:
 
 
 def write_round(folder: Path, task: Task[Any], of: GroupRound) -> None:
-    (folder / NAME).write_text(json.dumps({"task": written_task(task), "round": to_json(of)}), encoding="utf-8")
+    (folder / NAME).write_text(json.dumps({"task": task_text(task), "round": to_json(of)}), encoding="utf-8")
 
 
 def read_round(folder: Path) -> tuple[Task[Any], GroupRound]:
@@ -38,6 +38,6 @@ def read_round(folder: Path) -> tuple[Task[Any], GroupRound]:
 class Invitation:
     """Node 0's message to the other machines: the task, and what every worker must have."""
 
-    task: str  # as written by `written_task`
+    task: str  # as written by `task_text`
     request: Request
     fingerprint: Mapping[str, str]

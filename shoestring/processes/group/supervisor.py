@@ -39,9 +39,10 @@ from shoestring.processes.messages import (
     WorkerDied,
     WorkerJoined,
 )
+from shoestring.processes.nodes import Team
 from shoestring.processes.task import GroupHistory, JobTask, Task
 from shoestring.runs.event import Begun, Died, Event, Reformed, Saved, Stepped, Stopped, Warned
-from shoestring.runs.events import note
+from shoestring.runs.event_log import note
 
 LOOK = 0.1  # seconds between two looks at the workers
 JOIN = 60.0  # seconds for workers to find each other
@@ -61,15 +62,14 @@ class Supervisor:
         task: Task[Any],
         on_event: Callable[[Event], None],
         rendezvous: Rendezvous,
-        patience: float,
-        restarts: int,
+        workers: Team,
         expected: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`private`: the group's own folder; `expected`: the fingerprint given by node 0, if this is another machine;
         `clock`: used to tell how long a worker was silent."""
         self.private, self.task, self.on_event, self.rendezvous = private, task, on_event, rendezvous
-        self.patience, self.limit, self.clock = patience, restarts, clock
+        self.patience, self.limit, self.clock = workers.patience, workers.restarts, clock
         self.folder = Path(task.run_folder) if task.run_folder else None
         self.receiver = Receiver(private / "socket")
         self.fingerprint = expected or (fingerprint(task.file) if isinstance(task, JobTask) else {})
@@ -297,9 +297,9 @@ class Supervisor:
             self.tell(Warned(f"the workers lost each other after {step_text(self.step)} ({how}){onward}"))
         self.counted = self.counted or not counted
         if last:
-            raise Crashed(self.given_up(deaths))
+            raise Crashed(self.give_up_text(deaths))
 
-    def given_up(self, deaths: Sequence[WorkerDied]) -> str:
+    def give_up_text(self, deaths: Sequence[WorkerDied]) -> str:
         who = str(deaths[0]) if deaths else "the workers lost each other" + self.waited * f" ({self.peer_lost})"
         if self.waited and not deaths and not self.task.resumes:
             return f"{who}: a worker stands still in the job, or each waits for another, and it would come again"
@@ -329,11 +329,11 @@ class Supervisor:
             raise Crashed("the workers ended without a result")
         return self.with_group(result_of(self.task, self.answer))
 
-    def stopped(self) -> Any:
+    def stop_result(self) -> Any:
         """The result of a training that was stopped when no worker was left that could save."""
         if self.folder is not None and self.saved:
             note(self.folder, Stopped(self.saved, f"stopped; the last checkpoint is of step {self.saved}"))
-        return self.with_group(self.task.stopped(self.saved))
+        return self.with_group(self.task.stop_result(self.saved))
 
     def with_group(self, result: Any) -> Any:
         """The result with what only the launcher knows: the number of restarts."""

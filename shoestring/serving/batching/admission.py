@@ -92,7 +92,7 @@ class Admission:
     margin: float = 0.9  # of the target; the rest is for what the model of the time leaves out
     most_rows: int = 10_000  # that may wait
 
-    def answered_in(self, load: AdmissionLoad, rows: int, tokens: int, time: AffineTime) -> float:
+    def seconds_to_answer(self, load: AdmissionLoad, rows: int, tokens: int, time: AffineTime) -> float:
         """Seconds until samples that come now have their answers.
 
         >>> admission = Admission(Batching(tokens=100, packed=True))
@@ -116,7 +116,7 @@ class Admission:
         batches = max(math.ceil(tokens / self.how.tokens), math.ceil(rows / self.how.rows))
         return batches * time.base + time.per_row * rows + time.per_token * tokens
 
-    def turned(
+    def refusal(
         self, load: AdmissionLoad, rows: int, tokens: int, pace: float = 1.0, within: float = inf
     ) -> Turned | None:
         """Why a request is refused; None: it is accepted. `within`: seconds until its own deadline.
@@ -128,12 +128,15 @@ class Admission:
         if self.time is None:
             return Turned("its deadline is over", inf) if within <= 0 else None
         time = self.time.times(pace)
-        alone = self.answered_in(AdmissionLoad(0, 0, [0.0] * len(load.busy)), rows, tokens, time)
+        alone = self.seconds_to_answer(AdmissionLoad(0, 0, [0.0] * len(load.busy)), rows, tokens, time)
         if alone > within:
             return Turned(
                 f"it takes {alone:.3g} s without anybody before it, and its deadline is in {within:.3g} s", inf
             )
-        expected, most = self.answered_in(load, rows, tokens, time), min(max(self.target * self.margin, alone), within)
+        expected, most = (
+            self.seconds_to_answer(load, rows, tokens, time),
+            min(max(self.target * self.margin, alone), within),
+        )
         if expected <= most:
             return None
         return Turned(f"it would be answered in {expected:.3g} s, later than {most:.3g} s", expected - most)

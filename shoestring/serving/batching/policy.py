@@ -49,10 +49,10 @@ def next_batch(waiting: Sequence[Waiting], how: Batching, now: float) -> list[in
         (place for place, one in enumerate(waiting) if one.deadline >= now),
         key=lambda place: (-waiting[place].urgency, waiting[place].arrived),
     )
-    return [order[place] for place in filled([waiting[place].length for place in order], how)]
+    return [order[place] for place in choose_batch([waiting[place].length for place in order], how)]
 
 
-def filled(lengths: Sequence[int], how: Batching) -> list[int]:
+def choose_batch(lengths: Sequence[int], how: Batching) -> list[int]:
     """Places of the requests in a batch, of those that wait, in the order in which they are considered.
 
     >>> filled([10, 90, 12], Batching(tokens=40)), filled([90, 10], Batching(tokens=40)), filled([], Batching(tokens=40))

@@ -104,12 +104,12 @@ class RequestQueue(Generic[T]):
         batch = self.running[self.batches] = QueuedBatch(self.batches, tuple(chosen))
         return batch
 
-    def done(self, batch: QueuedBatch[T]) -> None:
+    def forget(self, batch: QueuedBatch[T]) -> None:
         del self.running[batch.number]
 
     def give_back(self, batch: QueuedBatch[T]) -> list[Queued[T]]:
         """Let a batch wait again whose replica died; gives those that are given up."""
-        self.done(batch)
+        self.forget(batch)
         given_up = []
         for one in batch.requests:
             one.suspect, one.kills = True, one.kills + (batch.rows == 1)

@@ -144,7 +144,7 @@ class PackedAttention:
             q, k, v = (
                 one[0, :, group.positions].unflatten(1, group.shape).transpose(0, 1) for one in (query, key, value)
             )
-            mask = combined([parts[number] for parts in masks])
+            mask = combine_masks([parts[number] for parts in masks])
             found = ATTENTION(q, k, v, attn_mask=mask, is_causal=is_causal, **named)
             result[0, group.positions].unflatten(0, group.shape).copy_(found.transpose(1, 2))
         return result.transpose(1, 2)
@@ -183,7 +183,7 @@ def effective(mask: Tensor) -> Tensor | None:
     return mask if masks else None
 
 
-def combined(masks: Sequence[Tensor | None]) -> Tensor | None:
+def combine_masks(masks: Sequence[Tensor | None]) -> Tensor | None:
     """
     >>> combined([None, torch.tensor([True])]), combined([])
     (tensor([True]), None)

@@ -55,7 +55,7 @@ def compared_samples(compute: Compute, interface: ModelInterface) -> list[Sample
     found = list(interface.samples)
     if not interface.varies:
         return (found * 4)[:4]
-    crop = interface.inputs.cropped
+    crop = interface.inputs.crop
     least = shortest(compute, interface.inputs, found[-1])
     most = max(least, min(max(SMALL, 8 * least), found[-1].length - 1))
     lengths = [least, *(least + (most - least) * part // 8 for part in (1, 3, 3, 5)), most]
@@ -68,7 +68,7 @@ def other_end(sample: Sample, interface: ModelInterface) -> Sample:
     """A sample whose masks and kinds of tokens, which hold only 0 and 1, have the other one at the end of it: so padding in
     a sample, which a tokenizer may make, is compared too."""
     flipped = dict(sample.inputs)
-    for form in interface.inputs.given:
+    for form in interface.inputs.sample_inputs:
         values = sample.inputs[form.name]
         if form.axis is not None and holds_bits(values):
             start = values.shape[form.axis] - values.shape[form.axis] // 3

@@ -19,6 +19,7 @@ class ServingEngine(ABC):
     tolerance: float  # largest difference to the model on a sample alone, relative to the output's largest number
     packs: bool  # whether samples of different lengths may be in one batch without padding
     why_not_packed: str  # the reason if it does not; empty if it does
+    known: Sample | None = None  # a sample that it answers: if it still does, a sample that fails is at fault itself
 
     @abstractmethod
     def answers(self, samples: Sequence[Sample]) -> Answers:

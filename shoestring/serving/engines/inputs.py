@@ -50,20 +50,20 @@ class BatchInputs:
     ones: str = ""  # a mask that samples lack and the model takes: 1 for every position of a sample
 
     @property
-    def given(self) -> tuple[InputForm, ...]:
+    def sample_inputs(self) -> tuple[InputForm, ...]:
         """The inputs that a sample brings."""
         return tuple(form for form in self.forms if form.name != self.ones)
 
     def sample(self, value: Any) -> Sample:
         """A sample of what an `answer` yields: a mapping of tensors, a tuple of tensors or a tensor."""
         found = self.by_name(value)
-        tensors = {form.name: without_batch_axis(found[form.name], form) for form in self.given}
-        sizes = {form.name: tensors[form.name].shape[form.axis] for form in self.given if form.axis is not None}
+        tensors = {form.name: without_batch_axis(found[form.name], form) for form in self.sample_inputs}
+        sizes = {form.name: tensors[form.name].shape[form.axis] for form in self.sample_inputs if form.axis is not None}
         return Sample(tensors, max(sizes.values(), default=1))
 
     def by_name(self, value: Any) -> Mapping[str, Tensor]:
         """The tensors of a value by the names of the inputs."""
-        wanted = [form.name for form in self.given]
+        wanted = [form.name for form in self.sample_inputs]
         found = (value,) if isinstance(value, Tensor) else value
         if isinstance(found, (tuple, list)) and len(found) == len(wanted):
             found = dict(zip(wanted, found, strict=True))
@@ -77,14 +77,14 @@ class BatchInputs:
 
     def batch(self, samples: Sequence[Sample]) -> Batch:
         """Samples of one or several lengths as a batch."""
-        return replace_tensors(self.template, [self.stacked(form, samples) for form in self.forms])
+        return replace_tensors(self.template, [self.batch_tensor(form, samples) for form in self.forms])
 
-    def stacked(self, form: InputForm, samples: Sequence[Sample]) -> Tensor:
+    def batch_tensor(self, form: InputForm, samples: Sequence[Sample]) -> Tensor:
         if form.name == self.ones:
-            return padded([torch.ones(one.length, dtype=form.dtype) for one in samples], form)
-        return padded([one.inputs[form.name] for one in samples], form)
+            return pad_and_stack([torch.ones(one.length, dtype=form.dtype) for one in samples], form)
+        return pad_and_stack([one.inputs[form.name] for one in samples], form)
 
-    def cropped(self, sample: Sample, length: int) -> Sample:
+    def crop(self, sample: Sample, length: int) -> Sample:
         """The first positions of a sample."""
         kept = {
             form.name: sample.inputs[form.name].narrow(
@@ -92,7 +92,7 @@ class BatchInputs:
             )
             if form.axis is not None
             else sample.inputs[form.name]
-            for form in self.given
+            for form in self.sample_inputs
         }
         return Sample(kept, min(length, sample.length))
 
@@ -100,7 +100,7 @@ class BatchInputs:
         return replace(self, forms=tuple(replace(form, pad=pads.get(form.name, form.pad)) for form in self.forms))
 
 
-def padded(tensors: Sequence[Tensor], form: InputForm) -> Tensor:
+def pad_and_stack(tensors: Sequence[Tensor], form: InputForm) -> Tensor:
     """
     >>> padded([torch.tensor([7, 3]), torch.tensor([4])], InputForm("ids", torch.int64, (-1,), pad=9)).tolist()
     [[7, 3], [4, 9]]
@@ -138,6 +138,6 @@ def without_batch_axis(value: Any, form: InputForm) -> Tensor:
     return tensor
 
 
-def emptied(batch: Batch) -> Batch:
+def batch_template(batch: Batch) -> Batch:
     """A batch as a template: the same structure with tensors that hold nothing."""
     return replace_tensors(batch, [one.new_empty(0) for _, one in named_tensors(batch)])

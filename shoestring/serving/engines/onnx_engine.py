@@ -17,7 +17,7 @@ from shoestring.serving.engines.comparison import References, references
 from shoestring.serving.engines.engine import ServingEngine
 from shoestring.serving.engines.outputs import Compute, answers_alone
 from shoestring.serving.engines.signature import ModelInterface, torch_compute
-from shoestring.serving.engines.together import computed, way_together
+from shoestring.serving.engines.together import compute_answers, way_together
 from shoestring.serving.engines.torch_engine import check_repeats, tolerance_of
 from shoestring.serving.sample import Answers, Sample
 
@@ -62,10 +62,10 @@ class OnnxEngine(ServingEngine):
         # Rounding to int8 may turn a last bit into a step: batches may differ as much as int8 changes anyway
         believed = way_together(self.compute, interface, own, max(rounding, changed), model)
         self.together, self.interface, self.why_not_padded = believed.together, believed.interface, believed.why
-        self.signature = self.interface.signature
+        self.signature, self.known = self.interface.signature, self.interface.samples[0]
 
     def answers(self, samples: Sequence[Sample]) -> Answers:
-        return computed(self.compute, self.interface, self.together, samples) if samples else []
+        return compute_answers(self.compute, self.interface, self.together, samples) if samples else []
 
 
 def file_compute(model: nn.Module, forward: Forward, batch: Batch, exported: ExportedFile) -> Compute:

@@ -116,7 +116,7 @@ def sizes_at(
     """Asks for the size of an output's axis at a length."""
 
     def size(length: int, axis: int) -> int:
-        output = compute(inputs.batch([inputs.cropped(longest, length)]))[name]
+        output = compute(inputs.batch([inputs.crop(longest, length)]))[name]
         return without(tuple(output.shape), rows)[axis]
 
     return size

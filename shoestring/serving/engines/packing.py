@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shoestring.measure.interception import patched
+from shoestring.measure.interception import patch_forwards
 from shoestring.serving.engines.attention import AttentionCalls, PackedAttention, PackedRows, Unpackable
 from shoestring.serving.engines.lengths import LengthRule
 from shoestring.serving.engines.outputs import Compute, OutputForm
@@ -77,12 +77,12 @@ class PackedPass:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             self.called += 1
-            args, kwargs = changed((args, kwargs), lambda path, leaf: self.entering(name, path, leaf))
+            args, kwargs = map_tensors((args, kwargs), lambda path, leaf: self.entering(name, path, leaf))
             with self.mode:
                 output = inner(*args, **kwargs)
             if self.stays_packed():
                 return output
-            return changed(output, lambda path, leaf: self.leaving(leaf))
+            return map_tensors(output, lambda path, leaf: self.leaving(leaf))
 
         return forward
 
@@ -97,10 +97,10 @@ class PackedPass:
         if axes in (Axes.SQUARE, Axes.OTHER) or self.is_packed(leaf):
             return leaf
         if id(leaf) not in self.packed:
-            self.packed[id(leaf)] = leaf, self.packed_from(leaf, axes)
+            self.packed[id(leaf)] = leaf, self.pack(leaf, axes)
         return self.packed[id(leaf)][1]
 
-    def packed_from(self, leaf: Tensor, axes: Axes) -> Tensor:
+    def pack(self, leaf: Tensor, axes: Axes) -> Tensor:
         at = 1 if axes is Axes.ROWS else 0
         rows = () if axes is Axes.POSITIONS else (leaf.shape[1 - at],)
         if leaf.shape[at] != self.rows.longest or any(size not in (1, self.rows.count) for size in rows):
@@ -121,23 +121,23 @@ class PackedPass:
             return self.rows.unpack(leaf.transpose(0, 1)).transpose(0, 1)
         return leaf
 
-    def ended(self) -> None:
+    def check_calls(self) -> None:
         if self.called != self.packing.calls:
             raise Unpackable(f"{self.called} blocks were called, and {self.packing.calls} when packing was tried")
 
 
-def changed(value: Any, change: Callable[[Path, Tensor], Any], path: Path = ()) -> Any:
+def map_tensors(value: Any, change: Callable[[Path, Tensor], Any], path: Path = ()) -> Any:
     """The same structure with every tensor changed."""
     if isinstance(value, Tensor):
         return change(path, value)
     if isinstance(value, tuple) and hasattr(type(value), "_fields"):
-        return type(value)(*(changed(one, change, (*path, at)) for at, one in enumerate(value)))
+        return type(value)(*(map_tensors(one, change, (*path, at)) for at, one in enumerate(value)))
     if type(value) in (tuple, list):
-        return type(value)(changed(one, change, (*path, at)) for at, one in enumerate(value))
+        return type(value)(map_tensors(one, change, (*path, at)) for at, one in enumerate(value))
     if isinstance(value, dict):
         copied = copy(value)  # perhaps a dataclass of outputs, as in transformers
         for key in value:
-            copied[key] = changed(value[key], change, (*path, key))
+            copied[key] = map_tensors(value[key], change, (*path, key))
         return copied
     return value
 
@@ -154,9 +154,9 @@ def packed_answers(compute: Compute, interface: ModelInterface, packing: Packing
     else:
         rows = PackedRows(lengths)
         passed = PackedPass(packing, rows)
-        with patched({block: passed.around(name, block) for name, block in packing.blocks.items()}):
+        with patch_forwards({block: passed.around(name, block) for name, block in packing.blocks.items()}):
             outputs = compute(batch)
-        passed.ended()
+        passed.check_calls()
     found: list[Tensors] = [{}] * len(samples)
     starts = starts_of(lengths)
     for row, number in enumerate(order):

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from shoestring.core.errors import error_sentence
 from shoestring.measure.blocks import blocks
-from shoestring.measure.interception import patched
+from shoestring.measure.interception import patch_forwards
 from shoestring.serving.engines.attention import AttentionCalls, Unpackable
 from shoestring.serving.engines.comparison import References
 from shoestring.serving.engines.lengths import LengthRule, length_rule
 from shoestring.serving.engines.outputs import Compute
-from shoestring.serving.engines.packing import Axes, Packing, Path, Unpack, changed, packed_answers
+from shoestring.serving.engines.packing import Axes, Packing, Path, Unpack, map_tensors, packed_answers
 from shoestring.serving.engines.position_mixing import mixing_module
 from shoestring.serving.engines.signature import ModelInterface
 from shoestring.serving.sample import Sample
@@ -42,7 +42,7 @@ def try_packing(
     whys = []
     for region in regions(model, stacks):
         try:
-            packing = observed(compute, interface, seen, region)
+            packing = observe_packing(compute, interface, seen, region)
             why = ""
             for unpack in Unpack:
                 tried = replace(packing, unpack=unpack)
@@ -80,7 +80,7 @@ def attention_stacks(
     inside: list[str] = []
     found: list[tuple[str, ...]] = []
 
-    def entered(name: str) -> Any:
+    def note_entry(name: str) -> Any:
         return lambda module, args: inside.append(name)
 
     def left(module: nn.Module, args: Any, output: Any) -> None:
@@ -90,7 +90,7 @@ def attention_stacks(
         handle
         for name, module in model.named_modules()
         for handle in (
-            module.register_forward_pre_hook(entered(name)),
+            module.register_forward_pre_hook(note_entry(name)),
             module.register_forward_hook(left, always_call=True),
         )
     ]
@@ -126,7 +126,9 @@ def regions(model: nn.Module, stacks: Sequence[tuple[str, ...]]) -> Iterator[dic
 # What blocks are given
 
 
-def observed(compute: Compute, interface: ModelInterface, seen: References, region: Mapping[str, nn.Module]) -> Packing:
+def observe_packing(
+    compute: Compute, interface: ModelInterface, seen: References, region: Mapping[str, nn.Module]
+) -> Packing:
     """What the blocks of a region are given, seen in padded batches of several sizes."""
     rule = positions_rule(compute, interface, seen, region)
     axes: dict[tuple[str, Path], set[Axes]] = {}
@@ -176,13 +178,13 @@ def arguments(
     def around(name: str, inner: Any) -> Any:
         def forward(*args: Any, **kwargs: Any) -> Any:
             leaves: dict[Path, Tensor] = {}
-            changed((args, kwargs), leaves.setdefault)
+            map_tensors((args, kwargs), leaves.setdefault)
             found.append((name, leaves))
             return inner(*args, **kwargs)
 
         return forward
 
-    with patched({block: around(name, block.forward) for name, block in region.items()}):
+    with patch_forwards({block: around(name, block.forward) for name, block in region.items()}):
         compute(interface.inputs.batch(samples))
     return found
 
@@ -203,7 +205,7 @@ def positions_rule(
     axis = 1 if two[0][:1] == (2,) else 0
 
     def size(length: int) -> int:
-        return shapes([interface.inputs.cropped(longest, length)])[0][axis]
+        return shapes([interface.inputs.crop(longest, length)])[0][axis]
 
     lengths = {length: size(length) for length in sorted({sample.length for sample in seen.samples})}
     rule = length_rule(size, lengths, longest.length)

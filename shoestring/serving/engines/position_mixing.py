@@ -26,11 +26,11 @@ def mixing_module(
     samples = sorted(samples, key=lambda one: one.length)
     lengths = [packing.rule(one.length) for one in samples]
     leaves = leaves_in(packing.blocks)
-    with noted(leaves) as packed:
+    with noting_outputs(leaves) as packed:
         packed_answers(compute, interface, packing, samples)
     alone: list[Calls] = []
     for one in samples:
-        with noted(leaves) as calls:
+        with noting_outputs(leaves) as calls:
             compute(interface.inputs.batch([one]))
         alone.append(calls)
     for at, (name, output) in enumerate(packed):
@@ -54,7 +54,7 @@ def leaves_in(blocks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def noted(leaves: Mapping[str, nn.Module]) -> Iterator[Calls]:
+def noting_outputs(leaves: Mapping[str, nn.Module]) -> Iterator[Calls]:
     """While inside, outputs of these modules are noted, in the order of the calls."""
     found: Calls = []
 

@@ -23,10 +23,10 @@ from shoestring.compression.onnx.interface import (
     outputs_of,
     without_keys,
 )
-from shoestring.core.batch import Batch, mapped
+from shoestring.core.batch import Batch, map_leaves
 from shoestring.core.batch import samples as count_of
 from shoestring.core.errors import Mistake
-from shoestring.serving.engines.inputs import BatchInputs, InputForm, emptied
+from shoestring.serving.engines.inputs import BatchInputs, InputForm, batch_template
 from shoestring.serving.engines.outputs import Compute, OutputForm, output_forms
 from shoestring.serving.sample import Sample, Signature
 
@@ -43,12 +43,12 @@ class ModelInterface:
 
     @property
     def signature(self) -> Signature:
-        kinds = tuple(form.kind for form in self.inputs.given)
+        kinds = tuple(form.kind for form in self.inputs.sample_inputs)
         return Signature(kinds, tuple(form.kind for form in self.outputs), container_of(self.inputs.template))
 
     @property
     def varies(self) -> bool:
-        return any(form.axis is not None for form in self.inputs.given)
+        return any(form.axis is not None for form in self.inputs.sample_inputs)
 
 
 def find_interface(
@@ -112,7 +112,7 @@ def from_values(values: Sequence[Any]) -> tuple[BatchInputs, list[Sample]]:
     batched = all(tensor.ndim and tensor.shape[0] == 1 for one in first for tensor in one.values())
     samples = [Sample({name: tensor[0] if batched else tensor for name, tensor in one.items()}, 1) for one in first]
     template = values[0] if not isinstance(values[0], Mapping) else {name: values[0][name] for name in values[0]}
-    return BatchInputs(forms_of(samples), emptied(template)), samples
+    return BatchInputs(forms_of(samples), batch_template(template)), samples
 
 
 def from_batches(model: nn.Module, forward: Forward, batches: Sequence[Batch]) -> tuple[BatchInputs, list[Sample]]:
@@ -120,18 +120,18 @@ def from_batches(model: nn.Module, forward: Forward, batches: Sequence[Batch]) -
     interface = interface_of(model, forward, batches[0])
     unread = unread_leaves(model, forward, batches[0])
 
-    def kept(batch: Batch) -> Batch:
+    def model_inputs(batch: Batch) -> Batch:
         return without_leaves(without_keys(batch, interface.labels) if interface.labels else batch, unread)
 
-    template = kept(batches[0])
+    template = model_inputs(batches[0])
     names = [
         name
         for name, (place, _) in zip(interface.names, named_tensors(interface.part(batches[0])), strict=True)
         if place not in unread
     ]
-    rows = (row for batch in batches for row in rows_of_batch(kept(batch), names))
+    rows = (row for batch in batches for row in rows_of_batch(model_inputs(batch), names))
     samples = [Sample(row, 1) for row, _ in zip(rows, range(KEPT), strict=False)]
-    return BatchInputs(forms_of(samples), emptied(template)), samples
+    return BatchInputs(forms_of(samples), batch_template(template)), samples
 
 
 def rows_of_batch(batch: Batch, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
@@ -183,7 +183,7 @@ def without_leaves(batch: Batch, places: frozenset[str], instead: Any = None) ->
     if not places:
         return batch
     taken = {id(one) for name, one in named_tensors(batch) if name in places}
-    return mapped(lambda leaf: instead if id(leaf) in taken else leaf, batch)
+    return map_leaves(lambda leaf: instead if id(leaf) in taken else leaf, batch)
 
 
 def forms_of(samples: Sequence[Sample]) -> tuple[InputForm, ...]:
@@ -239,7 +239,7 @@ def with_axis(inputs: BatchInputs, axis: int) -> BatchInputs | None:
 def takes(compute: Compute, inputs: BatchInputs, sample: Sample, halved: int) -> bool:
     """Whether the model takes a sample that is shorter by one, or half as long."""
     try:
-        compute(inputs.batch([inputs.cropped(sample, sample.length // 2 if halved else sample.length - 1)]))
+        compute(inputs.batch([inputs.crop(sample, sample.length // 2 if halved else sample.length - 1)]))
     except Exception:  # the model's own: it wants one size
         return False
     return True
@@ -248,17 +248,17 @@ def takes(compute: Compute, inputs: BatchInputs, sample: Sample, halved: int) ->
 def several_lengths(compute: Compute, inputs: BatchInputs, samples: Sequence[Sample]) -> list[Sample]:
     """Samples of a few lengths: the longest cropped to some, and itself; the longest alone if lengths do not vary."""
     longest = samples[-1]
-    if all(form.axis is None for form in inputs.given):
+    if all(form.axis is None for form in inputs.sample_inputs):
         return [longest]
     least = shortest(compute, inputs, longest)
     lengths = sorted({least, *(longest.length - (longest.length - least) // part for part in (2, 3)), longest.length})
-    return [inputs.cropped(longest, length) for length in lengths]
+    return [inputs.crop(longest, length) for length in lengths]
 
 
 def shortest(compute: Compute, inputs: BatchInputs, sample: Sample) -> int:
     """The first length that the model takes, of 1, 2, 4, 8, ..."""
     length = 1
-    while length < sample.length and not gives(compute, inputs, inputs.cropped(sample, length)):
+    while length < sample.length and not gives(compute, inputs, inputs.crop(sample, length)):
         length *= 2
     return min(length, sample.length)
 

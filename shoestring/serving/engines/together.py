@@ -54,7 +54,7 @@ def way_together(
     """The best way of computing samples together without packing. `model` knows which numbers are padding."""
     if not interface.varies:
         differs = differences(compute, interface, Together.EQUAL, seen)
-        return chosen(interface, Together.EQUAL, differs, tolerance)
+        return verdict_on(interface, Together.EQUAL, differs, tolerance)
     worst = ""
     for inputs in islice(filled_ways(interface.inputs, seen.samples[0], model), COMBINATIONS):
         tried = replace(interface, inputs=inputs)
@@ -62,11 +62,11 @@ def way_together(
         if not worst_here:
             return Believed(Together.PADDED, tried)
         worst = worst or worst_here
-    found = chosen(interface, Together.EQUAL, differences(compute, interface, Together.EQUAL, seen), tolerance)
+    found = verdict_on(interface, Together.EQUAL, differences(compute, interface, Together.EQUAL, seen), tolerance)
     return found if found.together is Together.ALONE else replace(found, why=f"padding changes answers: {worst}")
 
 
-def chosen(interface: ModelInterface, way: Together, differs: float | str, tolerance: float) -> Believed:
+def verdict_on(interface: ModelInterface, way: Together, differs: float | str, tolerance: float) -> Believed:
     if isinstance(differs, float) and differs <= tolerance:
         return Believed(way, interface)
     why = differs if isinstance(differs, str) else f"outputs differ by {differs:.1e}"
@@ -89,7 +89,7 @@ def first_difference(compute: Compute, interface: ModelInterface, seen: Referenc
 
 def differences(compute: Compute, interface: ModelInterface, way: Together, seen: References) -> float | str:
     try:
-        return seen.largest_difference(lambda batch: computed(compute, interface, way, batch))
+        return seen.largest_difference(lambda batch: compute_answers(compute, interface, way, batch))
     except Exception as error:  # the model's own: it takes no batch
         return error_sentence(error)
 
@@ -97,7 +97,7 @@ def differences(compute: Compute, interface: ModelInterface, way: Together, seen
 # Answers
 
 
-def computed(compute: Compute, interface: ModelInterface, way: Together, samples: Sequence[Sample]) -> Answers:
+def compute_answers(compute: Compute, interface: ModelInterface, way: Together, samples: Sequence[Sample]) -> Answers:
     """The answers to samples, in as many batches as the way needs."""
     if way is Together.ALONE:
         return answers_alone(compute, interface.inputs, interface.outputs, samples)
@@ -129,9 +129,9 @@ def padded_answers(compute: Compute, interface: ModelInterface, samples: Sequenc
 def filled_ways(inputs: BatchInputs, sample: Sample, model: nn.Module | None) -> Iterator[BatchInputs]:
     """The inputs with every combination of numbers that may fill them, the usual ones first."""
     masked = with_mask(inputs, model)
-    choices = [pads_for(form, sample, model) for form in inputs.given]
+    choices = [pads_for(form, sample, model) for form in inputs.sample_inputs]
     for combination in product(*choices):
-        pads = {form.name: pad for form, pad in zip(inputs.given, combination, strict=True)}
+        pads = {form.name: pad for form, pad in zip(inputs.sample_inputs, combination, strict=True)}
         yield from (one.with_pads(pads) for one in (masked, inputs) if one is not None)
 
 
@@ -154,7 +154,7 @@ def with_mask(inputs: BatchInputs, model: nn.Module | None) -> BatchInputs | Non
     """The inputs and a mask of what is there, if the model's forward takes one by name that the samples lack."""
     if model is None or not isinstance(inputs.template, dict) or MASK in inputs.template:
         return None
-    if MASK not in signature(model.forward).parameters or all(form.axis is None for form in inputs.given):
+    if MASK not in signature(model.forward).parameters or all(form.axis is None for form in inputs.sample_inputs):
         return None
     form = InputForm(MASK, torch.int64, (-1,))
     template = {**inputs.template, MASK: torch.empty(0, dtype=torch.int64)}

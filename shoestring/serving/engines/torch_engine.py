@@ -18,7 +18,7 @@ from shoestring.serving.engines.packing import packed_answers
 from shoestring.serving.engines.packing_trial import try_packing
 from shoestring.serving.engines.shared_weights import share_weights
 from shoestring.serving.engines.signature import ModelInterface, torch_compute
-from shoestring.serving.engines.together import Together, computed, way_together
+from shoestring.serving.engines.together import Together, compute_answers, way_together
 from shoestring.serving.sample import Answers, Sample
 
 
@@ -46,7 +46,7 @@ class TorchEngine(ServingEngine):
                 tried = try_packing(self.model, self.compute, self.interface, seen, self.tolerance)
                 self.packing, self.why_not_packed = tried.packing, tried.why_not
         self.packs = self.packing is not None
-        self.signature = self.interface.signature
+        self.signature, self.known = self.interface.signature, self.interface.samples[0]
 
     @torch.inference_mode()
     def answers(self, samples: Sequence[Sample]) -> Answers:
@@ -57,7 +57,7 @@ class TorchEngine(ServingEngine):
                 return packed_answers(self.compute, self.interface, self.packing, samples)
             except Unpackable:  # something that did not occur when packing was tried: right, and slower
                 pass
-        return computed(self.compute, self.interface, self.together, samples)
+        return compute_answers(self.compute, self.interface, self.together, samples)
 
 
 def tolerance_of(model: nn.Module, interface: ModelInterface) -> float:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from shoestring import __version__
-from shoestring.serving.protocols.asked import asked_for
+from shoestring.serving.protocols.asked import requirements_in
 from shoestring.serving.protocols.body import read_body, read_value
 from shoestring.serving.protocols.embeddings import embeddings
 from shoestring.serving.protocols.errors import error_response, on_missing
@@ -45,7 +45,7 @@ class Doors:
 
     async def infer(self, request: Request) -> Response:
         model = self.model(request)
-        asked = asked_for(request.headers, self.front.config.answer_seconds)
+        asked = requirements_in(request.headers, self.front.config.answer_seconds)
         body = await read_body(request, self.front.config.most_body)
         signature = await self.front.signature(model)
         found = read_infer(body, request.headers.get(LENGTH_HEADER, ""), signature, self.front.config.most_rows)
@@ -58,7 +58,7 @@ class Doors:
 
     async def answer(self, request: Request) -> Response:
         model = self.model(request)
-        asked = asked_for(request.headers, self.front.config.answer_seconds)
+        asked = requirements_in(request.headers, self.front.config.answer_seconds)
         encoder = self.front.encoder(model)
         given = await read_value(request, self.front.config.most_body)
         signature = await self.front.signature(model)
@@ -74,7 +74,7 @@ class Doors:
         )
 
     async def embeddings(self, request: Request) -> Response:
-        asked = asked_for(request.headers, self.front.config.answer_seconds)
+        asked = requirements_in(request.headers, self.front.config.answer_seconds)
         body = read_json(await read_body(request, self.front.config.most_body))
         if (
             isinstance(body, dict)
@@ -169,7 +169,7 @@ def application(front: Front) -> Starlette:
     doors = Doors(front)
 
     def route(path: str, door: Door, method: str = "GET") -> Route:
-        counted = front.counted(door.__name__, door) if method == "POST" else door
+        counted = front.with_counts(door.__name__, door) if method == "POST" else door
         return Route(path, answering(counted), methods=[method])
 
     model = "/v2/models/{model}"

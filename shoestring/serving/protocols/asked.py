@@ -28,7 +28,7 @@ class AskedFor:
         return AskedFor(other.urgency or self.urgency, min(self.within, other.within))
 
 
-def asked_for(headers: Mapping[str, str], longest: float) -> AskedFor:
+def requirements_in(headers: Mapping[str, str], longest: float) -> AskedFor:
     """`longest`: seconds that the server keeps any request.
 
     >>> asked_for({"priority": "u=1, i", "x-request-timeout-ms": "250"}, 60.0)

@@ -16,7 +16,7 @@ from torch import Tensor
 from shoestring.serving.protocols.asked import AskedFor
 from shoestring.serving.protocols.front import Front
 from shoestring.serving.protocols.refusals import RefusedRequest, wrong
-from shoestring.serving.protocols.strict_json import checked_object, said
+from shoestring.serving.protocols.strict_json import checked_object, value_text
 from shoestring.serving.sample import Sample, Tensors
 
 KNOWN = ("input", "model", "encoding_format", "dimensions", "user")
@@ -27,15 +27,15 @@ async def embeddings(front: Front, body: Any, asked: AskedFor) -> dict[str, Any]
     model = found.get("model")
     if not isinstance(model, str) or model not in front.repository.specs:
         raise RefusedRequest(
-            404, f"no model is called {said(model)}; there are: {', '.join(front.repository.specs)}", "model"
+            404, f"no model is called {value_text(model)}; there are: {', '.join(front.repository.specs)}", "model"
         )
     texts = read_texts(found.get("input"), front.config.most_rows)
     form = found.get("encoding_format", "float")
     if form not in ("float", "base64"):
-        raise wrong("encoding_format", f"give float or base64, not {said(form)}")
+        raise wrong("encoding_format", f"give float or base64, not {value_text(form)}")
     size = found.get("dimensions")
     if size is not None and (type(size) is not int or size < 1):
-        raise wrong("dimensions", f"it must be a whole number above 0, and is {said(size)}")
+        raise wrong("dimensions", f"it must be a whole number above 0, and is {value_text(size)}")
     encoder, signature, positions = front.encoder(model), await front.signature(model), [0]
 
     async def compute(samples: Sequence[Sample]) -> list[Tensors]:
@@ -49,7 +49,7 @@ async def embeddings(front: Front, body: Any, asked: AskedFor) -> dict[str, Any]
         if isinstance(one, BaseException):
             raise one
     data = [
-        {"object": "embedding", "index": place, "embedding": written(vector_of(one, size), form)}
+        {"object": "embedding", "index": place, "embedding": encode_vector(vector_of(one, size), form)}
         for place, one in enumerate(answers)
     ]
     usage = {"prompt_tokens": positions[0], "total_tokens": positions[0]}
@@ -92,7 +92,7 @@ def vector_of(answer: Any, size: int | None) -> Tensor:
     return torch.nn.functional.normalize(vector[:size], dim=0)
 
 
-def written(vector: Tensor, form: str) -> Any:
+def encode_vector(vector: Tensor, form: str) -> Any:
     if form == "float":
         return vector.tolist()
     return base64.b64encode(vector.contiguous().numpy().astype("<f4").tobytes()).decode()

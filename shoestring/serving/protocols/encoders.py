@@ -22,7 +22,7 @@ from shoestring.core.errors import Mistake, error_sentence
 from shoestring.core.seams import calls_user
 from shoestring.serving.protocols.refusals import RefusedRequest, wrong
 from shoestring.serving.protocols.samples import as_output, sample_of
-from shoestring.serving.protocols.strict_json import said
+from shoestring.serving.protocols.strict_json import value_text
 from shoestring.serving.sample import Sample, Signature, Tensors
 
 SHORT = 0.001  # seconds: a request waits no longer for another one's step in the event loop
@@ -113,7 +113,7 @@ class AnswerEncoder:
         """Run the generator to its next sample or its end, here or in the thread."""
         if self.times.are_short and self.turn.acquire(blocking=False):
             try:
-                return self.timed(generator, outputs, signature)
+                return self.advance_timed(generator, outputs, signature)
             finally:
                 self.turn.release()
         if self.thread is None:
@@ -125,12 +125,12 @@ class AnswerEncoder:
 
     def in_turn(self, generator: Any, outputs: Any, signature: Signature) -> tuple[bool, Any]:
         with self.turn:
-            return self.timed(generator, outputs, signature)
+            return self.advance_timed(generator, outputs, signature)
 
-    def timed(self, generator: Any, outputs: Any, signature: Signature) -> tuple[bool, Any]:
+    def advance_timed(self, generator: Any, outputs: Any, signature: Signature) -> tuple[bool, Any]:
         begun = self.clock()
         try:
-            return advanced(generator, outputs, signature)
+            return advance(generator, outputs, signature)
         finally:
             self.times.last.append(self.clock() - begun)
 
@@ -140,11 +140,11 @@ class AnswerEncoder:
 
 
 def said_or_bytes(value: Any) -> str:
-    return "bytes" if isinstance(value, bytes) else said(value)
+    return "bytes" if isinstance(value, bytes) else value_text(value)
 
 
 @calls_user("answer")
-def advanced(generator: Generator[Any, Any, Any], outputs: Any, signature: Signature) -> tuple[bool, Any]:
+def advance(generator: Generator[Any, Any, Any], outputs: Any, signature: Signature) -> tuple[bool, Any]:
     """(True, the answer), or (False, (samples, whether they came as a list))."""
     try:
         found = generator.send(outputs)

@@ -64,7 +64,7 @@ class Front:
             found = self.encoders[model] = AnswerEncoder(function, self.loop.time)
         return found
 
-    def counted(self, name: str, door: Door) -> Door:
+    def with_counts(self, name: str, door: Door) -> Door:
         """A door whose requests are counted."""
 
         async def open_door(request: Request) -> Response:
@@ -82,7 +82,7 @@ class Front:
                 raise
             finally:
                 model = request.scope.get("shoestring.model", "")
-                self.counts.answered(model, name, status, self.loop.time() - begun)
+                self.counts.count_answer(model, name, status, self.loop.time() - begun)
                 if self.timer is None and not self.stopping:
                     self.timer = self.loop.call_later(self.config.figures_every, self.tell_figures)
 

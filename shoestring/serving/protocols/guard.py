@@ -54,7 +54,7 @@ class HttpGuard:
 
         async def send_guarded(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *more, (b"date", self.dated())]
+                message["headers"] = [*message.get("headers", ()), *more, (b"date", self.date_header())]
             await send(message)
 
         try:
@@ -64,7 +64,7 @@ class HttpGuard:
             return await error_response(error, scope["path"])(scope, receive, send_guarded)
         return await self.app(scope, receive, send_guarded)
 
-    def dated(self) -> bytes:
+    def date_header(self) -> bytes:
         now = int(self.clock())
         if now != self.date[0]:
             self.date = now, formatdate(now, usegmt=True).encode()

@@ -22,7 +22,7 @@ from torch import Tensor
 from shoestring.serving.protocols.asked import AskedFor
 from shoestring.serving.protocols.refusals import RefusedRequest, wrong
 from shoestring.serving.protocols.samples import fits, length_of
-from shoestring.serving.protocols.strict_json import checked_object, read_json, said, written_json
+from shoestring.serving.protocols.strict_json import checked_object, read_json, value_text, written_json
 from shoestring.serving.protocols.tensors import DATATYPES, from_bytes, from_lists, raw_bytes
 from shoestring.serving.sample import Sample, Signature, TensorForm, Tensors
 
@@ -53,7 +53,7 @@ def read_infer(body: bytes, header_length: str, signature: Signature, most_rows:
         inputs = {name: one[row] for name, one in tensors.items()}
         samples.append(Sample(inputs, length_of(inputs, signature.inputs)))
     outputs = read_outputs(found.get("outputs"), parameters.get("binary_data_output") is True, signature)
-    return InferRequest(samples, outputs, found.get("id", ""), asked_by(parameters))
+    return InferRequest(samples, outputs, found.get("id", ""), requirements_of(parameters))
 
 
 def cut(body: bytes, header_length: str) -> tuple[bytes, bytes]:
@@ -70,12 +70,12 @@ def cut(body: bytes, header_length: str) -> tuple[bytes, bytes]:
     return body[: int(header_length)], body[int(header_length) :]
 
 
-def asked_by(parameters: Mapping[str, Any]) -> AskedFor:
+def requirements_of(parameters: Mapping[str, Any]) -> AskedFor:
     """Triton's parameters: priority 1 is the most urgent, 4 as urgent as a request without one; timeout is in microseconds."""
     priority, timeout = parameters.get("priority", 0), parameters.get("timeout", 0)
     for name, value in (("priority", priority), ("timeout", timeout)):
         if type(value) is not int or value < 0:
-            raise wrong(f"parameters.{name}", f"it must be a whole number of 0 or more, and is {said(value)}")
+            raise wrong(f"parameters.{name}", f"it must be a whole number of 0 or more, and is {value_text(value)}")
     return AskedFor(max(4 - priority, -4) if priority else 0, timeout / 1e6 if timeout else inf)
 
 
@@ -90,7 +90,7 @@ def read_inputs(given: Any, tail: bytes, signature: Signature, most_rows: int) -
         checked_object(one, field, ("name", "shape", "datatype", "parameters", "data"))
         name = one.get("name")
         if not isinstance(name, str) or name not in kinds:
-            raise wrong(f"{field}.name", f"the model has no input {said(name)}; it takes {', '.join(kinds)}")
+            raise wrong(f"{field}.name", f"the model has no input {value_text(name)}; it takes {', '.join(kinds)}")
         if name in tensors:
             raise wrong(f"{field}.name", f"{name!r} is given twice")
         shape = read_shape(one, field, kinds[name], most_rows)
@@ -117,7 +117,7 @@ def read_inputs(given: Any, tail: bytes, signature: Signature, most_rows: int) -
 def read_shape(one: Mapping[str, Any], field: str, kind: TensorForm, most_rows: int) -> list[int]:
     if one.get("datatype") != DATATYPES[kind.dtype]:
         raise wrong(
-            f"{field}.datatype", f"{kind.name} is {DATATYPES[kind.dtype]}, and {said(one.get('datatype'))} came"
+            f"{field}.datatype", f"{kind.name} is {DATATYPES[kind.dtype]}, and {value_text(one.get('datatype'))} came"
         )
     shape = one.get("shape")
     if (
@@ -141,7 +141,7 @@ def binary_size(one: Mapping[str, Any], field: str) -> int | None:
         return None
     size = parameters["binary_data_size"]
     if type(size) is not int or size < 0:
-        raise wrong(f"{field}.parameters.binary_data_size", f"it must be a number of bytes, and is {said(size)}")
+        raise wrong(f"{field}.parameters.binary_data_size", f"it must be a number of bytes, and is {value_text(size)}")
     if "data" in one:
         raise wrong(f"{field}.data", "it comes as bytes already")
     return size
@@ -159,7 +159,7 @@ def read_outputs(given: Any, as_bytes: bool, signature: Signature) -> dict[str, 
         checked_object(one, field, ("name", "parameters"))
         name = one.get("name")
         if not isinstance(name, str) or name not in known:
-            raise wrong(f"{field}.name", f"the model has no output {said(name)}; it gives {', '.join(known)}")
+            raise wrong(f"{field}.name", f"the model has no output {value_text(name)}; it gives {', '.join(known)}")
         parameters = checked_object(one.get("parameters", {}), f"{field}.parameters")
         if "classification" in parameters:
             raise wrong(f"{field}.parameters.classification", "this server gives tensors only")
@@ -202,13 +202,13 @@ def shape_text(kind: TensorForm) -> str:
 def metadata(model: str, version: str, signature: Signature) -> dict[str, Any]:
     """What the protocol says of a model; -1: any size."""
 
-    def described(kinds: Sequence[TensorForm]) -> list[dict[str, Any]]:
+    def tensor_metadata(kinds: Sequence[TensorForm]) -> list[dict[str, Any]]:
         return [{"name": one.name, "datatype": DATATYPES[one.dtype], "shape": [-1, *one.shape]} for one in kinds]
 
     return {
         "name": model,
         "versions": [version],
         "platform": "shoestring",
-        "inputs": described(signature.inputs),
-        "outputs": described(signature.outputs),
+        "inputs": tensor_metadata(signature.inputs),
+        "outputs": tensor_metadata(signature.outputs),
     }

@@ -43,12 +43,12 @@ class Distribution:
     def lines(self, name: str, labels: Mapping[str, str]) -> Iterator[str]:
         total = 0
         for bound, total in zip((*map(str, self.bounds), "+Inf"), accumulate(self.counts), strict=True):
-            yield f"{name}_bucket{labelled({**labels, 'le': bound})} {total}"
-        yield f"{name}_sum{labelled(labels)} {self.sum!r}"
-        yield f"{name}_count{labelled(labels)} {total}"
+            yield f"{name}_bucket{label_text({**labels, 'le': bound})} {total}"
+        yield f"{name}_sum{label_text(labels)} {self.sum!r}"
+        yield f"{name}_count{label_text(labels)} {total}"
 
 
-def labelled(labels: Mapping[str, str]) -> str:
+def label_text(labels: Mapping[str, str]) -> str:
     r"""
     >>> labelled({"model": 'a"b\\c', "door": "infer"})
     '{model="a\\"b\\\\c",door="infer"}'
@@ -78,7 +78,7 @@ class ServedCounts:
     deaths: Counter[Labels] = field(default_factory=Counter)  # by model and kind of process
     recent: list[tuple[float, int]] = field(default_factory=list)  # seconds and status since the last figures
 
-    def answered(self, model: str, door: str, status: int, seconds: float) -> None:
+    def count_answer(self, model: str, door: str, status: int, seconds: float) -> None:
         self.requests[model, door, str(status)] += 1
         self.seconds.setdefault(model, Distribution(SECONDS)).add(seconds)
         self.recent.append((seconds, status))
@@ -128,7 +128,7 @@ def family(name: str, kind: str, text: str, values: Iterable[tuple[Mapping[str, 
     yield f"# HELP {name} {text}."
     yield f"# TYPE {name} {kind}"
     for labels, value in values:
-        yield f"{name}{labelled(labels)} {value!r}"
+        yield f"{name}{label_text(labels)} {value!r}"
 
 
 def distributions(name: str, text: str, found: Mapping[str, Distribution]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from uvicorn.server import ServerState
 
 from shoestring.core.errors import Mistake
-from shoestring.core.signals import STOP, handlers_restored, is_ignored
+from shoestring.core.signals import STOP, is_ignored, restore_handlers
 from shoestring.serving.protocols.app import application
 from shoestring.serving.protocols.config import ServerConfig
 from shoestring.serving.protocols.connection import LimitedConnection, protocol_config
@@ -49,7 +49,7 @@ class Server:
             raise Mistake("no model is to be served: give one or more")
         self.config, self.tell = config, tell
         self.counts = ServedCounts()
-        self.repository = ModelRepository(models, config.memory, self.happened)
+        self.repository = ModelRepository(models, config.memory, self.on_happening)
         self.token = (
             config.token
             if config.token is not None
@@ -61,7 +61,7 @@ class Server:
         self.stop = asyncio.Event()
         self.stop_now = asyncio.Event()
 
-    def happened(self, one: Happening) -> None:
+    def on_happening(self, one: Happening) -> None:
         self.counts.note(one)
         if not isinstance(one, BatchComputed):  # thousands a second: they are in the figures
             self.tell(one)
@@ -152,7 +152,7 @@ class Server:
             self.front.close()
         self.tell(ServerStopped("", unanswered))
 
-    def signalled(self) -> None:
+    def on_signal(self) -> None:
         (self.stop_now if self.stop.is_set() else self.stop).set()
 
 
@@ -201,7 +201,7 @@ async def serve_until_stopped(
     in_main = threading.current_thread() is threading.main_thread()
     handled = [number for number in STOP if in_main and not is_ignored(number)]
     for number in handled:
-        loop.add_signal_handler(number, server.signalled)
+        loop.add_signal_handler(number, server.on_signal)
     try:
         starting = asyncio.ensure_future(server.start())
         stopped = asyncio.ensure_future(server.stop.wait())
@@ -226,7 +226,7 @@ def serve(
     begun: Callable[[Server], None] = lambda server: None,
 ) -> None:
     """Serve models until a signal asks to stop. `tell` hears what happens; `begun` gets the server, in its event loop."""
-    with handlers_restored(), asyncio.Runner(loop_factory=fast_loop()) as runner:
+    with restore_handlers(), asyncio.Runner(loop_factory=fast_loop()) as runner:
         runner.run(serve_until_stopped(models, config, tell, begun))
 
 

@@ -63,14 +63,14 @@ def plain(value: Any) -> Any:
 def checked_object(value: Any, field: str, known: Sequence[str] = ()) -> dict[str, Any]:
     """A JSON object; with `known`, of these fields only."""
     if not isinstance(value, dict):
-        raise wrong(field, f"it must be an object, and is {said(value)}")
+        raise wrong(field, f"it must be an object, and is {value_text(value)}")
     for name in value:
         if known and name not in known:
             raise wrong(f"{field}.{name}"[:200].lstrip("."), f"there is no such field; there are: {', '.join(known)}")
     return value
 
 
-def said(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A JSON value in a few words.
 
     >>> said(None), said([1]), said(3)

@@ -59,7 +59,7 @@ class Generation:
         if sum(line.pid > 0 for line in self.lines) >= self.spec.replicas and not self.ready.done():
             self.ready.set_result(None)
 
-    def lost(self, line: ReplicaLine) -> bool:
+    def on_replica_end(self, line: ReplicaLine) -> bool:
         """A replica ended; gives whether another one should begin."""
         self.lines.discard(line)
         if self.retired:
@@ -82,7 +82,7 @@ class Generation:
         if not self.lines and not self.gone.done():
             self.gone.set_result(None)
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         """Retire it, and wait until nothing of it is left."""
         self.retire()
         await self.gone

@@ -75,7 +75,7 @@ class ModelHandle:
         except OSError:
             data = b""
         if not data:
-            return self.ended()
+            return self.on_closed()
         message = json.loads(data)
         if "loaded" in message and not self.loaded.done():
             self.loaded.set_result(EngineFacts.from_json(message["loaded"]))
@@ -87,7 +87,7 @@ class ModelHandle:
         if not self.loaded.done():
             self.loaded.set_exception(Mistake(why))
 
-    def ended(self) -> None:
+    def on_closed(self) -> None:
         was_loaded = self.loaded.done() and not self.loaded.cancelled() and self.loaded.exception() is None
         self.forget_control()
         self.loop.create_task(self.reap(was_loaded))

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 from shoestring.core.errors import reason_text
 from shoestring.core.signals import STOP
-from shoestring.processes.group.fork_server_main import die_with, ended, set_process_name
+from shoestring.processes.group.fork_server_main import die_with, reap, set_process_name
 from shoestring.serving.engines.engine import ServingEngine
 from shoestring.serving.replicas.facts import EngineFacts, facts_of
 
@@ -102,7 +102,7 @@ def fork_replicas(control: socket.socket, alive: int, engine: ServingEngine) -> 
             line.close()  # ours: the front hears of a replica's end because nobody else has its line
         if waking in ready:
             os.read(waking, 1 << 12)
-        for pid, code in ended():
+        for pid, code in reap():
             tell(control, {"ended": pid, "code": code})
 
 

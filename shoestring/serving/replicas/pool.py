@@ -107,7 +107,7 @@ class ReplicaPool:
         if self.closed:
             raise TurnedAway(f"{self.name} is not served any more", 1.0)
         now, tokens = self.clock(), sum(one.length for one in samples)
-        turned = self.admission.turned(self.load(now), len(samples), tokens, self.pace.factor, within)
+        turned = self.admission.refusal(self.load(now), len(samples), tokens, self.pace.factor, within)
         if turned:
             raise TurnedAway(turned.reason, turned.retry_after)
         if not samples:
@@ -150,10 +150,10 @@ class ReplicaPool:
         self.waking = False
         while self.free and (batch := self.queue.take(now := self.clock())):
             line = self.free.pop()
-            line.compute(batch, now + self.predicted(batch) * self.pace.factor)
+            line.compute(batch, now + self.predicted_seconds(batch) * self.pace.factor)
         self.look_empty()
 
-    def predicted(self, batch: QueuedBatch[Any]) -> float:
+    def predicted_seconds(self, batch: QueuedBatch[Any]) -> float:
         time = self.spec.time
         return time.seconds(batch.rows, batch.tokens) if time else 0.0
 
@@ -169,10 +169,10 @@ class ReplicaPool:
             self.wake()
 
     def on_reply(self, line: ReplicaLine, batch: QueuedBatch[PendingSample], reply: BatchReply) -> None:
-        self.queue.done(batch)
+        self.queue.forget(batch)
         for one, answer in zip(batch.requests, reply.answers, strict=True):
             self.take_answer(one, line.home.number, answer)
-        self.pace = self.pace.after(self.predicted(batch), reply.seconds)
+        self.pace = self.pace.after(self.predicted_seconds(batch), reply.seconds)
         self.tell(BatchComputed(self.name, batch.rows, batch.tokens, reply.seconds))
         generation = line.home
         if generation.retired:
@@ -199,7 +199,7 @@ class ReplicaPool:
         generation = line.home
         if not line.closing:
             self.tell(ReplicaDied(self.name, line.pid, (batch.rows if batch else 0) - len(given_up), len(given_up)))
-        if generation.lost(line) and not self.closed:
+        if generation.on_replica_end(line) and not self.closed:
             self.run(generation.add())
         elif generation is self.generation and not generation.lines and not self.closed:
             self.replace(generation)
@@ -231,7 +231,7 @@ class ReplicaPool:
                     pause = min(2 * pause, LONGEST_PAUSE)
                 else:
                     self.take_over(new)
-                    await generation.drained()
+                    await generation.drain()
 
     async def swap(self, spec: ModelSpec) -> None:
         """Answer with another model from now on. What fails before it could answer changes nothing, and is raised."""
@@ -255,7 +255,7 @@ class ReplicaPool:
         self.queue.how = spec.batching
         before = self.take_over(new)
         if before is not None:
-            await before.drained()
+            await before.drain()
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(work)

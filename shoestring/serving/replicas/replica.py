@@ -1,6 +1,7 @@
 """A replica: a process with one thread that computes batches, one after the other, until its line is closed.
 
-A batch that fails is computed again one sample at a time, so that a sample which the model refuses harms nobody else.
+A batch that fails is computed again one sample at a time, so that a sample which the model refuses harms nobody else. If
+the engine answers a sample that it knows, the one that failed is wrong (400), else the engine is (500).
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from shoestring.serving.engines.engine import ServingEngine
 from shoestring.serving.replicas.wire import BatchReply, SampleFailed, frame, read_batch, received_frame, reply_frame
 from shoestring.serving.sample import Answers, Sample, Tensors
 
-OF_INPUT = (IndexError, ValueError, TypeError)  # what a model raises for numbers and shapes that it does not take
-
 
 def be_replica(line: socket.socket, alive: int, engine: ServingEngine) -> NoReturn:
     """Answer until the front closes the line. `alive`: a pipe that ends when the front does, also in the middle of a batch."""
@@ -30,7 +29,7 @@ def be_replica(line: socket.socket, alive: int, engine: ServingEngine) -> NoRetu
             send(line, frame({"ready": os.getpid()}, ()))
             while (found := received_frame(line)) is not None:
                 number, samples = read_batch(*found)
-                send(line, reply_frame(answered(number, samples, engine)))
+                send(line, reply_frame(reply_to_batch(number, samples, engine)))
     except ConnectionError:
         pass  # the front is gone
     os._exit(0)
@@ -46,13 +45,13 @@ def send(line: socket.socket, pieces: Sequence[bytes | memoryview]) -> None:
         line.sendall(piece)
 
 
-def answered(
+def reply_to_batch(
     number: int, samples: Sequence[Sample], engine: ServingEngine, clock: Callable[[], float] = time.perf_counter
 ) -> BatchReply:
     """The reply to a batch."""
     begun = clock()
     try:
-        answers: Sequence[Tensors | SampleFailed] = checked(engine.answers(samples), len(samples))
+        answers: Sequence[Tensors | SampleFailed] = check_count(engine.answers(samples), len(samples))
     except Exception:
         answers = [answered_alone(one, engine) for one in samples]
     return BatchReply(number, answers, clock() - begun)
@@ -60,12 +59,24 @@ def answered(
 
 def answered_alone(sample: Sample, engine: ServingEngine) -> Tensors | SampleFailed:
     try:
-        return checked(engine.answers([sample]), 1)[0]
+        return check_count(engine.answers([sample]), 1)[0]
     except Exception as error:
-        return SampleFailed(error_sentence(error), isinstance(error, OF_INPUT))
+        return SampleFailed(error_sentence(error), is_well(engine))
 
 
-def checked(answers: Answers, count: int) -> Answers:
+def is_well(engine: ServingEngine) -> bool:
+    """Whether the engine answers a sample that it knows. What a model raises for numbers and shapes that it does not take
+    is its own: IndexError, RuntimeError, onnxruntime's InvalidArgument."""
+    if engine.known is None:
+        return False
+    try:
+        engine.answers([engine.known])
+    except Exception:
+        return False
+    return True
+
+
+def check_count(answers: Answers, count: int) -> Answers:
     if len(answers) != count:
         raise AssertionError(f"the engine gave {len(answers)} answers to {count} samples")
     return answers

@@ -58,7 +58,7 @@ class BatchReply:
     seconds: float  # that the replica computed
 
 
-def padded(size: int) -> int:
+def round_up(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
 
@@ -68,7 +68,7 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy().data) if flat.numel() else memoryview(b"")
 
 
-def described(tensors: Tensors) -> list[Any]:
+def tensor_headers(tensors: Tensors) -> list[Any]:
     for name, one in tensors.items():
         if one.dtype not in NAMES or one.layout != torch.strided:
             raise TypeError(f"{name} is a tensor of {one.dtype} ({one.layout}), which can't be sent")
@@ -81,8 +81,8 @@ def frame(header: Mapping[str, Any], tensors: Iterable[Tensor]) -> list[bytes | 
     total = 0
     for one in tensors:
         data = tensor_bytes(one)
-        pieces += [data, bytes(padded(len(data)) - len(data))]
-        total += padded(len(data))
+        pieces += [data, bytes(round_up(len(data)) - len(data))]
+        total += round_up(len(data))
     text = json.dumps(header, separators=(",", ":")).encode()
     if len(text) > MOST_HEADER or total > MOST_TENSORS:
         raise BrokenFrame(f"a frame of {len(text):,} and {total:,} bytes is too large")
@@ -115,14 +115,14 @@ class TensorReader:
             raise BrokenFrame(f"no tensor has dtype {dtype!r} and shape {shape!r}")
         kind, count = DTYPES[dtype], prod(shape)
         size = count * kind.itemsize
-        if self.place + padded(size) > len(self.data):
+        if self.place + round_up(size) > len(self.data):
             raise BrokenFrame("a tensor is longer than its frame")
         found = (
             torch.frombuffer(self.data, dtype=kind, count=count, offset=self.place)
             if count
             else torch.empty(0, dtype=kind)
         )
-        self.place += padded(size)
+        self.place += round_up(size)
         return found.reshape(shape)
 
     def end(self) -> None:
@@ -131,7 +131,7 @@ class TensorReader:
 
 
 def batch_frame(number: int, samples: Sequence[Sample]) -> list[bytes | memoryview]:
-    header = {"batch": number, "samples": [[one.length, described(one.inputs)] for one in samples]}
+    header = {"batch": number, "samples": [[one.length, tensor_headers(one.inputs)] for one in samples]}
     return frame(header, (tensor for one in samples for tensor in one.inputs.values()))
 
 
@@ -144,7 +144,7 @@ def read_batch(header: Any, body: bytearray) -> tuple[int, list[Sample]]:
 
 def reply_frame(reply: BatchReply) -> list[bytes | memoryview]:
     answers = [
-        [one.text, one.of_input] if isinstance(one, SampleFailed) else {"tensors": described(one)}
+        [one.text, one.of_input] if isinstance(one, SampleFailed) else {"tensors": tensor_headers(one)}
         for one in reply.answers
     ]
     header = {"batch": reply.batch, "answers": answers, "seconds": reply.seconds}
@@ -171,7 +171,7 @@ def read_header(data: bytes | bytearray) -> Any:
         raise BrokenFrame("a frame's header is no JSON") from error
 
 
-def received(line: socket.socket, size: int) -> bytearray | None:
+def receive(line: socket.socket, size: int) -> bytearray | None:
     """So many bytes of a blocking socket; None if it was closed before the first."""
     data = bytearray(size)
     view, got = memoryview(data), 0
@@ -187,11 +187,11 @@ def received(line: socket.socket, size: int) -> bytearray | None:
 
 def received_frame(line: socket.socket) -> tuple[Any, bytearray] | None:
     """The next frame of a blocking socket; None if there is no more."""
-    prefix = received(line, PREFIX.size)
+    prefix = receive(line, PREFIX.size)
     if prefix is None:
         return None
     head, body = lengths_in(prefix)
-    header, tensors = received(line, head), received(line, body)
+    header, tensors = receive(line, head), receive(line, body)
     if header is None or (tensors is None and body):
         raise BrokenFrame("the line was closed within a frame")
     return read_header(header), tensors or bytearray()

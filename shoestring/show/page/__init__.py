@@ -22,8 +22,8 @@ from shoestring.show.page.curves import losses, metrics, norms, process, rates, 
 from shoestring.show.page.cut import stages
 from shoestring.show.page.document import document
 from shoestring.show.page.figures import blocks, comparison, parts
-from shoestring.show.page.render import compile_all, render, said
-from shoestring.show.page.room_page import page_of, pages, said_by_room
+from shoestring.show.page.render import compile_all, escape_cut, render
+from shoestring.show.page.room_page import ask_room, page_of, pages
 from shoestring.show.page.style import STYLE
 from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown_text
 from shoestring.show.page.top import title, top
@@ -55,7 +55,7 @@ def page(report: Report, more: Iterable[Section] = ()) -> str:
 
 def content(report: Report, more: Iterable[Section] = ()) -> Markup:
     """What stands inside <main>."""
-    for own in said_by_room(report, lambda room: [room.whole(report.of_room)]):
+    for own in ask_room(report, lambda room: [room.whole(report.of_room)]):
         if own is not None:
             return own
     rest = (section(report) for section in (*SECTIONS, *from_packages(), *more))
@@ -63,7 +63,7 @@ def content(report: Report, more: Iterable[Section] = ()) -> Markup:
     if len(first) % 2:
         first[0] = wide(first[0])
     elif first:
-        first[:2] = classed(first[0], "lead"), classed(first[1], "beside")
+        first[:2] = with_class(first[0], "lead"), with_class(first[1], "beside")
     sections = [
         *first,
         *of_room(report),
@@ -100,10 +100,10 @@ def prepare() -> None:
 
 
 def wide(section: str) -> str:
-    return classed(section, "wide")
+    return with_class(section, "wide")
 
 
-def classed(section: str, name: str) -> str:
+def with_class(section: str, name: str) -> str:
     return section.replace(Markup("<section>"), Markup(f'<section class="{name}">'), 1)
 
 
@@ -118,7 +118,7 @@ def from_packages() -> tuple[Section, ...]:
 def guarded_section(name: str, load: Callable[[], Section]) -> Section:
     """A section of another package; if it fails, its place shows the error."""
 
-    def drawn(report: Report) -> str:
+    def section(report: Report) -> str:
         try:
             found: object = load()(report)
             if isinstance(found, str):
@@ -128,11 +128,11 @@ def guarded_section(name: str, load: Callable[[], Section]) -> Section:
             why = failure_text(error)
         return failed_section(name, why)
 
-    return drawn
+    return section
 
 
 def failed_section(name: str, why: str) -> Markup:
-    return Markup("<section>\n<p>{}</p>\n</section>").format(said(f"{name} can't be shown: {why}"))
+    return Markup("<section>\n<p>{}</p>\n</section>").format(escape_cut(f"{name} can't be shown: {why}"))
 
 
 def failure_text(error: BaseException) -> str:

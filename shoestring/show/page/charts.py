@@ -83,7 +83,7 @@ class Line:
         )
 
     @property
-    def known(self) -> bool:
+    def has_values(self) -> bool:
         """Whether there is any value."""
         return any(value is not None and isfinite(value) for value in self.y)
 
@@ -126,9 +126,9 @@ class Chart:
         None  # a horizontal line; for bytes it is shown if it leaves most of the plot to the values, else always
     )
 
-    def drawn(self, template: str = "chart.html") -> Markup:
+    def draw(self, template: str = "chart.html") -> Markup:
         """The picture, and the script's data; empty if there are no values."""
-        if not any(line.known for line in self.lines):
+        if not any(line.has_values for line in self.lines):
             return Markup()
         legend = [(line.tone, line.name) for line in self.lines] if len(self.lines) > 1 or self.named else []
         return render(
@@ -161,7 +161,7 @@ class Chart:
 
     @property
     def plot(self) -> Plot:
-        lines = [line.fewer(FEW) for line in self.lines if line.known]
+        lines = [line.fewer(FEW) for line in self.lines if line.has_values]
         values = [value for line in lines for _, value in line.points]
         last = max([line.x[-1] for line in lines] + list(self.span or ()))
         first = 0.0 if self.across == "time" else min([line.x[0] for line in lines] + list(self.span or ()))

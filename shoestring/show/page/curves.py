@@ -15,7 +15,17 @@ from shoestring.show.page.charts import FEW, Chart, Line
 from shoestring.show.page.drawing import groups
 from shoestring.show.page.render import NONE, render
 from shoestring.show.page.times import clock_of
-from shoestring.show.page.words import counted, loss_text, number, numbers, rate_unit, step_seconds, step_word, verb_of
+from shoestring.show.page.words import (
+    count_text,
+    loss_text,
+    number,
+    numbers,
+    rate_unit,
+    step_seconds,
+    step_word,
+    together,
+    verb_of,
+)
 
 TONES = ("update", "optimizer", "inputs", "buffers", "temporaries")  # of metrics
 MOST_METRICS, MOST_CHARTS, MOST_ROWS, MOST_NAME = 12, 3, 6, 30  # limits that keep the page small
@@ -45,7 +55,7 @@ def step_chart(report: Report, key: str, title: str, note: str, *lines: Line, ro
     span = (steps[0], steps[-1]) if steps else None
     return Chart(
         key, title, note, lines, step_word(report), rows=rows or title.lower(), span=span, borders=borders, **more
-    ).drawn()
+    ).draw()
 
 
 def losses(report: Report) -> Markup:
@@ -96,7 +106,7 @@ def validations(report: Report) -> Markup:
         return Markup()
     newest = found[: -MOST_ROWS - 1 : -1]
     older = [best] if best is not None and best.step < newest[-1].step else []
-    note = counted(len(found), "validation") + (
+    note = count_text(len(found), "validation") + (
         f", the newest {MOST_ROWS} and the best:" if len(found) > MOST_ROWS else ", newest first."
     )
     rows = [
@@ -129,7 +139,7 @@ def norms(report: Report) -> Markup:
     line = step_line(report, report.curves.norms, "gradient norm", "backward")
     known, note = numbers(line.y), ""
     if known:
-        note = f"Global norm before clipping: {loss_text(known[-1])} at the last step, at most {loss_text(max(known))}."
+        note = f"Global norm before clipping: {loss_text(known[-1])} at the last {step_word(report)}, at most {loss_text(max(known))}."
     return step_chart(report, "norm", "Gradient norm", note, line, rows="norm")
 
 
@@ -143,7 +153,9 @@ def throughput(report: Report) -> Markup:
     factor, unit = rate_unit(1 / usual, word)
     few = line.fewer(FEW // 3)
     speed = Line("speed", "optimizer", few.x, [None if value is None else factor / value for value in few.y])
-    note = f"The median {word} takes {seconds_text(usual)}; all {counted(len(known), word)} took {seconds_text(sum(known))}."
+    note = f"The median {word} takes {seconds_text(usual)}; all {count_text(len(known), word)} took {seconds_text(sum(known))}."
+    if (count := together(report)) > 1:
+        note += f" {count} processes load batches, so {count} steps in a row count as one, with their mean."
     note += " The first of a process are slower: their memory is tracked." if word == "step" else ""
     return step_chart(report, "speed", "Speed", note, speed, unit=unit, rows=unit, zero=True)
 
@@ -175,4 +187,4 @@ def process(report: Report) -> Markup:
         "process",
         zero=True,
         budget=report.memory,
-    ).drawn()
+    ).draw()

@@ -30,7 +30,7 @@ from shoestring.show.page.drawing import (
 )
 from shoestring.show.page.render import NONE, render
 from shoestring.show.page.room_page import page_of
-from shoestring.show.page.words import share_text, shortened, state_of
+from shoestring.show.page.words import share_text, shorten, state_of
 
 MOST_BARS = 90
 PHASES = ("forward", "backward", "update")
@@ -45,7 +45,7 @@ def comparison(report: Report) -> Markup:
         for one in report.figures
     ]
     plain = report.plan.plain
-    rows = [row for one in found if one.shown and (row := compared(one, plain.get(one.quantity.name)))]
+    rows = [row for one in found if one.shown and (row := compare_figure(one, plain.get(one.quantity.name)))]
     if not rows:
         return Markup()
     budget, used = report.memory, report.measured.get("process_bytes")
@@ -92,7 +92,7 @@ class Compared:
     plain: str
 
 
-def compared(figure: Figure, plain: float | None) -> Compared | None:
+def compare_figure(figure: Figure, plain: float | None) -> Compared | None:
     predicted, measured = figure.predicted, figure.measured
     if predicted is None and measured is None and plain is None:
         return None
@@ -101,7 +101,7 @@ def compared(figure: Figure, plain: float | None) -> Compared | None:
     return Compared(figure.quantity.label.capitalize(), first, second, figure.off_text or NONE, last)
 
 
-def plotted(title: str, note: str, plot: Plot, legend: Sequence[tuple[str, str]] = ()) -> Markup:
+def chart_markup(title: str, note: str, plot: Plot, legend: Sequence[tuple[str, str]] = ()) -> Markup:
     return render("chart.html", title=title, note=note, plot=plot, legend=legend, frame=FRAME, data="", tall=False)
 
 
@@ -115,12 +115,12 @@ def blocks(report: Report) -> Markup:
     marks = memory_marks(most, budget)
     y = Scale(marks[0], marks[-1], BOTTOM, TOP)
     label = f"Tensor memory by block through one step; highest {bytes_text(most)} in {where}"
-    note = f"Highest tensor memory while each block runs. The top is {bytes_text(most)}, in {shortened(where, 60)}."
+    note = f"Highest tensor memory while each block runs. The top is {bytes_text(most)}, in {shorten(where, 60)}."
     if budget:
         lies = "is for the whole process" if budget <= y.high else "for the whole process lies above this scale"
         note += f" The budget of {bytes_text(budget)} {lies}."
     phases = list(dict.fromkeys(phase_of(name) for name, _ in found))[:8]
-    return plotted(
+    return chart_markup(
         "Memory through one step",
         note,
         Plot(

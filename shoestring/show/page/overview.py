@@ -20,12 +20,12 @@ from shoestring.show.page.charts import MOST, Chart, Line
 from shoestring.show.page.curves import HELD_OUT, MOST_NAME, metric_line, metric_names, process_line, step_line
 from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import render
-from shoestring.show.page.room_page import Cell, RoomCell, page_of, pages, said_by_room
+from shoestring.show.page.room_page import Cell, RoomCell, ask_room, page_of, pages
 from shoestring.show.page.standing import NO_BETTER, counted_steps, headline, standing, taken_steps, why_ended
 from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
     STATES,
-    counted,
+    count_text,
     flags_of,
     job_text,
     loss_text,
@@ -105,7 +105,7 @@ def summary(report: Report, name: str) -> Summary:
         line if losses else None,
         counts=step_word(report),
         plans_memory=page_of(report).plans_memory,
-        of_room=tuple(said_by_room(report, lambda room: room.cells(report.of_room))),
+        of_room=tuple(ask_room(report, lambda room: room.cells(report.of_room))),
     )
 
 
@@ -169,7 +169,7 @@ def overview(runs: Sequence[Summary]) -> Markup:
     rows = [replace(one, cells=tuple(column.cell(one) for column in found)) for one in shown]
     return render(
         "overview.html",
-        name=counted(len(runs), "run"),
+        name=count_text(len(runs), "run"),
         stand=counts,
         same=same,
         columns=found,
@@ -190,7 +190,9 @@ def columns(runs: Sequence[Summary]) -> tuple[list[Column], str]:
     metrics = list(dict.fromkeys(name for one in runs for name in one.metrics))[:MOST_METRICS]
     found = [Column(name, flag_cell(name)) for name in differ[:MOST_FLAGS]]
     found += [Column("Techniques", techniques_cell, long=True)] * any(one.techniques is not None for one in runs)
-    found += [Column("Training loss", lambda one: number_cell(one.loss, loss_text))]
+    found += [Column("Training loss", lambda one: number_cell(one.loss, loss_text))] * any(
+        one.loss is not None for one in runs
+    )
     found += [
         Column(
             "Held-out loss" if name == HELD_OUT else f"Best {name}",
@@ -210,7 +212,7 @@ def columns(runs: Sequence[Summary]) -> tuple[list[Column], str]:
             Column("Budget", lambda one: number_cell(one.memory[2], bytes_text)),
         ]
     )
-    return [*found, Column("Trained", lambda one: number_cell(one.seconds, about))], same
+    return [*found, Column("Time", lambda one: number_cell(one.seconds, about))], same
 
 
 def room_cell(name: str) -> Callable[[Summary], Cell]:
@@ -245,7 +247,7 @@ def overlaid(runs: Sequence[Summary]) -> Markup:
     )
     counts = sorted({one.counts for one in runs if one.line is not None}, reverse=True)
     told = Chart("runs", "Training loss", "", lines, " or ".join(counts) or "step", rows="training loss", tools=True)
-    return told.drawn("overlaid.html")
+    return told.draw("overlaid.html")
 
 
 def curves(report: Report) -> str:
@@ -258,9 +260,11 @@ def curves(report: Report) -> str:
         ),
         ("learning rate", step_line(report, report.curves.rates, "", "")),
         ("gradient norm", step_line(report, report.curves.norms, "", "")),
-        *said_by_room(report, lambda room: room.lines(report.of_room)),
+        *ask_room(report, lambda room: room.lines(report.of_room)),
         ("memory", process_line(report)),
     )
     return (
-        "{" + ",".join(f"{json.dumps(name)}:{line.fewer(MOST).as_json()}" for name, line in found if line.known) + "}"
+        "{"
+        + ",".join(f"{json.dumps(name)}:{line.fewer(MOST).as_json()}" for name, line in found if line.has_values)
+        + "}"
     )

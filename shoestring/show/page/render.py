@@ -26,10 +26,10 @@ def render(template: str, **values: object) -> Markup:
 def renderer(package: str) -> Callable[..., Markup]:
     """The same for templates of another package, which may import ours."""
 
-    def rendered(template: str, **values: object) -> Markup:
+    def render_template(template: str, **values: object) -> Markup:
         return Markup(environment(package).get_template(template).render(**values))
 
-    return rendered
+    return render_template
 
 
 @cache
@@ -46,7 +46,7 @@ def environment(package: str) -> Environment:
         keep_trailing_newline=False,
     )
     made.filters |= {
-        "said": said,
+        "said": escape_cut,
         "glued": with_unbreakable_spaces,
         "bytes": bytes_text,
         "seconds": seconds_text,
@@ -64,10 +64,10 @@ def compile_all(packages: Iterable[str] = ()) -> None:
             environment(package).get_template(name)
 
 
-def said(text: object, most: int = 300) -> Markup:
+def escape_cut(text: object, most: int = 300) -> Markup:
     """Escaped text, cut to `most` bytes.
 
-    >>> str(said("<b>")), str(said("a" * 20, most=5)), str(said("1 & 2", most=4)), str(said(said("<b>")))
+    >>> str(escape_cut("<b>")), str(escape_cut("a" * 20, most=5)), str(escape_cut("1 & 2", most=4)), str(escape_cut(escape_cut("<b>")))
     ('&lt;b&gt;', 'aaaaa…', '1 …', '&lt;b&gt;')
     """
     if isinstance(text, Markup):

@@ -46,8 +46,7 @@ class RoomPage(Generic[P]):
     """Base class of a room's parts; the defaults add nothing. `own` is the value of `RoomPlugin.part`."""
 
     note: ClassVar[str] = (  # below the table of predicted and measured figures
-        "Highest memory at any moment, and the time of one step. The difference is that of what was measured from what was "
-        "predicted; plain is what is needed without any technique."
+        "The difference is measured minus predicted; plain is what is needed without any technique."
     )
     plain: ClassVar[str] = "Without techniques"  # what a run without any technique is called
     at_the_end: ClassVar[tuple[str, ...]] = ()  # its rows that are of the whole run: measured when it is over
@@ -98,7 +97,7 @@ def page_of(report: Report) -> RoomPage[Any]:
     return pages().get(report.room, PLAIN)
 
 
-def said_by_room(report: Report, ask: Callable[[RoomPage[Any]], Iterable[T]]) -> list[T]:
+def ask_room(report: Report, ask: Callable[[RoomPage[Any]], Iterable[T]]) -> list[T]:
     """The result of asking the room; empty if that fails, so that no room breaks a page."""
     try:
         return list(ask(page_of(report)))

@@ -16,7 +16,7 @@ from statistics import median
 from shoestring.core.units import about, bytes_text
 from shoestring.runs.event import DATA_ENDED
 from shoestring.runs.report import Report
-from shoestring.show.page.room_page import page_of, said_by_room
+from shoestring.show.page.room_page import ask_room, page_of
 from shoestring.show.page.words import (
     ENDED_EARLY,
     STATES,
@@ -24,7 +24,7 @@ from shoestring.show.page.words import (
     number,
     numbers,
     seconds_left,
-    shortened,
+    shorten,
     state_of,
     step_word,
     verb_of,
@@ -157,11 +157,9 @@ def verdict(report: Report) -> str:
     if ended == DATA_ENDED:
         return f"{sentence}: the data ended."
     if ended.startswith(NO_BETTER):
-        return f"{sentence}: {shortened(ended, 60)}."
+        return f"{sentence}: {shorten(ended, 60)}."
     by_itself = ended in ("", "steps", "epochs", f"{step_word(report)}s")  # it did all it was to do
-    for ending in said_by_room(
-        report, lambda room: [room.ending(report.of_room, "" if by_itself else shortened(ended, 60))]
-    ):
+    for ending in ask_room(report, lambda room: [room.ending(report.of_room, "" if by_itself else shorten(ended, 60))]):
         if ending is not None:
             return f"{sentence}{ending}."
     if used is not None and budget is not None:

@@ -67,7 +67,7 @@ margin-bottom:1.5rem;max-width:46rem;white-space:pre-line}
 .progress b{flex:none;white-space:nowrap;color:var(--ink);font-variant-numeric:tabular-nums}
 .pale{opacity:.5}
 .tiles{display:grid;grid-template-columns:repeat(3,minmax(0,1fr));gap:.875rem .75rem}
-@media(min-width:40rem){.tiles{grid-template-columns:repeat(auto-fit,minmax(7.5rem,1fr))}.tiles dt+dd{white-space:nowrap}}
+@media(min-width:40rem){.tiles{display:flex;flex-wrap:wrap;gap:.875rem 1.5rem}.tiles>div{flex:1 1 7rem;min-width:max-content}}
 .tiles dt{font-size:.8125rem;color:var(--soft)}
 .tiles dd{font-size:clamp(1rem,.8rem + .6vw,1.25rem);font-weight:600;line-height:1.3;letter-spacing:-.01em;
 font-variant-numeric:tabular-nums}
@@ -145,7 +145,7 @@ h2+pre,h2+ul{margin-top:.75rem}
 i{display:inline-block;width:.7rem;height:.7rem;border-radius:2px;margin-right:.5rem;background:var(--tone)}
 .parts{margin-top:.75rem;font-size:.9375rem}
 .parts li{display:grid;grid-template-columns:1fr auto 3.5rem;gap:.75rem;padding:.3rem 0;border-bottom:1px solid var(--line)}
-.parts span{text-align:right}
+.parts span{text-align:right;white-space:nowrap}
 .parts span:last-child{color:var(--soft)}
 .rows li{padding:.625rem 0;border-bottom:1px solid var(--line)}
 .rows li p{color:var(--soft);font-size:.9375rem}

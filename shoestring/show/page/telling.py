@@ -28,10 +28,10 @@ from shoestring.runs.event import (
 )
 from shoestring.runs.plan_summary import LostPlan, UsedTechnique
 from shoestring.runs.report import Report
-from shoestring.show.page.render import NONE, render, said
+from shoestring.show.page.render import NONE, escape_cut, render
 from shoestring.show.page.room_page import page_of
 from shoestring.show.page.times import clock_of
-from shoestring.show.page.words import clock, counted, number, share_text, step_word, verb_of, warnings_in
+from shoestring.show.page.words import clock, count_text, number, share_text, step_word, verb_of, warnings_in
 
 MOST_ROWS, MOST_EVENTS, MOST_CHECKPOINTS, MOST_TEXT = 10, 24, 5, 6000  # limits that keep the page small
 BAD = {Warned: "Warning", Failed: "Failed"}  # the word shown before bad news
@@ -100,7 +100,7 @@ def checkpoints(report: Report) -> Markup:
     )
     verb = "is" if len(newest) == 1 else "are"
     there = "none is" if not newest else "it is" if len(found) == 1 else f"{len(newest):,} of them {verb}"
-    note = f"{counted(len(found), 'checkpoint')} saved, {there} on disk now; "
+    note = f"{count_text(len(found), 'checkpoint')} saved, {there} on disk now; "
     note += f"{verb_of(report).going} stood still for {seconds_text(stood)} in all{share}."
     note += f" The newest {MOST_CHECKPOINTS}:" if len(newest) > MOST_CHECKPOINTS else ""
     rows = [(one, clock(one.time, report.now)) for one in newest[:MOST_CHECKPOINTS]]
@@ -123,7 +123,8 @@ def events(report: Report) -> Markup:
     ]
     earlier, warned = len(grouped) - len(rows), warnings_in(report)
     note = "Newest first." if len(rows) + (earlier > 0) > 1 else ""
-    note += f" {counted(warned, 'warning')}." if warned else ""
+    note += f" {count_text(warned, 'warning')}." if warned else ""
+    rows = [row for row in rows if row.text]
     return render("events.html", note=note, rows=rows, earlier=earlier) if rows else Markup()
 
 
@@ -133,9 +134,9 @@ def event_line(group: list[Event], word: str, going: str) -> Markup:
     if len(group) > 1 and isinstance(event, Saved | Validated):
         saved = sum(isinstance(one, Saved) for one in group)
         tried = len(group) - saved
-        done = [f"validated {counted(tried, 'time')}"] * bool(tried)
-        done += [f"saved {counted(saved, 'checkpoint')}"] * bool(saved)
-        return said(f"{' and '.join(done).capitalize()}, the last at {word} {event.step:,}")
+        done = [f"validated {count_text(tried, 'time')}"] * bool(tried)
+        done += [f"saved {count_text(saved, 'checkpoint')}"] * bool(saved)
+        return escape_cut(f"{' and '.join(done).capitalize()}, the last at {word} {event.step:,}")
     return Markup(". ").join(
         sentence[:1].upper() + sentence[1:] for sentence in sentences(event, word, going) if sentence
     )
@@ -147,27 +148,30 @@ def sentences(event: Event, word: str, going: str) -> Iterator[Markup | str]:
             yield "Planning" + (f" for {bytes_text(event.memory)}" if event.memory else "")
         case Begun():
             goes_on = f"{going} goes on from {word} {event.step:,}"
-            yield goes_on if event.step else f"{going} begins, {counted(event.steps, word)} to do"
-            yield said(event.how)
+            to_do = f", {count_text(event.steps, word)} to do" if event.steps else ""
+            yield goes_on if event.step else f"{going} begins{to_do}"
+            yield escape_cut(event.how)
         case Saved():
             size, seconds = bytes_text(event.bytes), seconds_text(event.seconds)
             yield f"Saved a checkpoint at {word} {event.step:,}, {size} in {seconds}"
         case Validated():
             told = (f"{name} {NONE if number(one) is None else f'{one:.4g}'}" for name, one in event.metrics.items())
             best = ", the best so far" * event.best
-            yield said(f"Validated after {word} {event.step:,}: {', '.join(told)}{best}", 600)
+            yield escape_cut(f"Validated after {word} {event.step:,}: {', '.join(told)}{best}", 600)
         case Adopted():
-            yield said("Goes on with changes: ") + said("; ".join(event.differences), 600)
+            yield escape_cut("Goes on with changes: ") + escape_cut("; ".join(event.differences), 600)
         case Finished():
             by_itself = event.ended in ("steps", f"{word}s")
-            yield f"Finished at {word} {event.step:,}" + ("" if by_itself else said(f": {event.ended}"))
+            yield f"Finished at {word} {event.step:,}" + ("" if by_itself else escape_cut(f": {event.ended}"))
         case Stopped():
-            yield said(event.text, 400) or f"Stopped at {word} {event.step:,}"
+            yield escape_cut(event.text, 400) or f"Stopped at {word} {event.step:,}"
         case Died() | Reformed() | Warned() | Failed():
-            yield said(event.text, 400)
+            yield escape_cut(event.text, 400)
         case Other():
-            yield said(event.told.get("event", ""), 60)
-            yield said(event.told.get("text") or "", 400)
+            yield escape_cut(event.told.get("event", ""), 60)
+            yield escape_cut(event.told.get("text") or "", 400)
+        case _:
+            yield escape_cut(event.sentence(), 400)
 
 
 def shown_text(report: Report) -> Markup:

@@ -9,7 +9,7 @@ from shoestring.core.units import about, bytes_text, seconds_text
 from shoestring.runs.report import Report
 from shoestring.show.page.curves import HELD_OUT, metric_names
 from shoestring.show.page.drawing import Strip
-from shoestring.show.page.room_page import page_of, said_by_room
+from shoestring.show.page.room_page import ask_room, page_of
 from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
     loss_text,
@@ -47,7 +47,7 @@ def tiles(report: Report) -> Iterator[Tile]:
         yield Tile(
             "Epoch" if going else "Epochs", f"{epochs + going:,}", f"{epochs:,} over" if going else "rounds of the data"
         )
-    yield from said_by_room(report, lambda room: room.tiles(report.of_room))
+    yield from ask_room(report, lambda room: room.tiles(report.of_room))
     if one is not None:
         yield Tile("Speed", rate_text(1 / one, word), f"{seconds_text(one)}, the median {word}")
     if used is not None and (budget is not None or page_of(report).plans_memory):

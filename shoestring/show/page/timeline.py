@@ -16,8 +16,8 @@ from shoestring.core.actions import ActionSpan, Kind, Timeline
 from shoestring.core.units import seconds_text
 from shoestring.show.page.drawing import Mark, Scale, ticks
 from shoestring.show.page.render import render
-from shoestring.show.page.words import counted
-from shoestring.show.timeline import TONES, WORDS, by_column, drawn_workers, ends, told
+from shoestring.show.page.words import count_text
+from shoestring.show.timeline import TONES, WORDS, by_column, drawn_workers, ends, idle_text
 
 WIDTH, LEFT, RIGHT = 760, 60, 744  # size of the drawing, and where the time axis begins and ends
 HEADING, ROW, TALL, AXIS, SPACE = (
@@ -111,9 +111,9 @@ def timeline_svg(predicted: Timeline, measured: Timeline | None = None) -> Marku
     drawings: list[Drawing] = []
     for name, timeline in shown:
         drawings += [
-            drawing(f"{name}: {told(timeline)}", timeline, x, drawings[-1].bottom + SPACE if drawings else 0.0)
+            drawing(f"{name}: {idle_text(timeline)}", timeline, x, drawings[-1].bottom + SPACE if drawings else 0.0)
         ]
-    label = f"Timeline of {counted(len(predicted), 'stage')}. {'. '.join(one.heading for one in drawings)}"
+    label = f"Timeline of {count_text(len(predicted), 'stage')}. {'. '.join(one.heading for one in drawings)}"
     rows = [row for one in drawings for row in one.rows]
     return render(
         "timeline.html",

@@ -11,7 +11,16 @@ from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import render
 from shoestring.show.page.standing import headline, standing
 from shoestring.show.page.tiles import tiles
-from shoestring.show.page.words import clock, counted, flags_of, job_text, share_done, state_of, step_word, warnings_in
+from shoestring.show.page.words import (
+    clock,
+    count_text,
+    flags_of,
+    job_text,
+    share_done,
+    state_of,
+    step_word,
+    warnings_in,
+)
 
 MOST_FLAGS = 16
 
@@ -32,7 +41,7 @@ def top(report: Report) -> Markup:
         "top.html",
         title=title(report),
         stands=stands,
-        warned=counted(warned, "warning") if warned else "",
+        warned=count_text(warned, "warning") if warned else "",
         job=job_text(report),
         flags=flags[:MOST_FLAGS],
         more_flags=len(flags) - MOST_FLAGS,
@@ -76,7 +85,7 @@ def saved_text(step: int, saved: int, word: str = "step") -> str:
     if not saved:
         return "No checkpoint so far."
     return (
-        f"Saved up to {word} {saved:,}; {counted(step - saved, word)} have come since."
+        f"Saved up to {word} {saved:,}; {count_text(step - saved, word)} have come since."
         if saved < step
         else "Saved up to here."
     )

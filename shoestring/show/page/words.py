@@ -11,10 +11,10 @@ from markupsafe import Markup
 
 from shoestring.core.rooms import Verb
 from shoestring.runs import time_left
-from shoestring.runs.event import Validated, Warned
+from shoestring.runs.event import Begun, Validated, Warned
 from shoestring.runs.report import Report
-from shoestring.show.page.render import NONE, said
-from shoestring.show.page.room_page import page_of, said_by_room
+from shoestring.show.page.render import NONE, escape_cut
+from shoestring.show.page.room_page import ask_room, page_of
 
 STATES = {
     "planning": "Planning",
@@ -63,7 +63,7 @@ def verb_of(report: Report) -> Verb:
 
 def flags_of(report: Report) -> Mapping[str, object]:
     """The job's arguments and the room's options."""
-    return {**report.arguments, **dict(said_by_room(report, lambda room: room.flags(report.of_room).items()))}
+    return {**report.arguments, **dict(ask_room(report, lambda room: room.flags(report.of_room).items()))}
 
 
 def short(value: float) -> str:
@@ -82,10 +82,10 @@ def warnings_in(report: Report) -> int:
 # Texts
 
 
-def shortened(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     """Text shortened to `most` characters.
 
-    >>> shortened("forward", 5)
+    >>> shorten("forward", 5)
     'forw…'
     """
     return text if len(text) <= most else text[: most - 1] + "…"
@@ -116,9 +116,9 @@ def share_text(share: float) -> str:
     )
 
 
-def counted(count: int, word: str) -> str:
+def count_text(count: int, word: str) -> str:
     """
-    >>> counted(1, "step"), counted(1200, "step")
+    >>> count_text(1, "step"), count_text(1200, "step")
     ('1 step', '1,200 steps')
     """
     return f"{count:,} {word}{'s' * (count != 1)}"
@@ -149,14 +149,19 @@ def job_text(report: Report) -> Markup:
 
     >>> from shoestring.runs.request import Request
     >>> str(job_text(Report(request=Request(job="jobs/gpt.py")))), str(job_text(Report()))
-    ('gpt', 'training run')
+    ('gpt', 'run')
     """
-    return said(report.job or report.path.name or "training run", 80)
+    return escape_cut(report.job or report.path.name or "run", 80)
 
 
 def step_seconds(report: Report) -> float | None:
     """Seconds of the median step: the one speed that the page shows. Until it is measured, that of the last steps."""
-    return number(report.measured.get("step_seconds")) or time_left.pace(lately(report))
+    return number(report.measured.get("step_seconds")) or time_left.pace(lately(report), together(report))
+
+
+def together(report: Report) -> int:
+    """Batches that come at once, in the run's present life."""
+    return next((one.together for one in reversed(report.events) if isinstance(one, Begun)), 1)
 
 
 def lately(report: Report) -> list[float]:
@@ -167,7 +172,7 @@ def lately(report: Report) -> list[float]:
 def seconds_left(report: Report) -> float | None:
     """Seconds until the last step is done; the terminal shows the same."""
     done = [(one.step, one.seconds) for one in report.events if isinstance(one, Validated)]
-    return time_left.time_left(report.step, report.steps, lately(report), done)
+    return time_left.time_left(report.step, report.steps, lately(report), done, together(report))
 
 
 def share_done(report: Report) -> float | None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from shoestring.runs.events import NAME
+from shoestring.runs.event_log import NAME
 from shoestring.runs.folder import holder
 from shoestring.runs.history import History
 from shoestring.runs.report import Report, report_of
@@ -79,7 +79,7 @@ class FollowedRun:
         if now - self.looked < LOOK:
             return
         self.looked = now
-        found = self.seen()
+        found = self.read_signs()
         if found == self.signs and (found.holder is None or now - self.drawn < QUIET):
             return
         only_events = self.signs is not None and found._replace(events=self.signs.events) == self.signs
@@ -91,7 +91,7 @@ class FollowedRun:
         self.signs, self.drawn = found, now
         self.due = now + min(max(DRAW, seconds / SHARE), SELDOM)
 
-    def seen(self) -> Signs:
+    def read_signs(self) -> Signs:
         lock = modified_at(self.path / "lock")
         before = self.signs
         # Asking takes a free lock for an instant, so a free lock is only asked about after somebody took it.
@@ -145,11 +145,11 @@ class Watch:
             now = self.clock()
             if now - self.searched >= LOOK:
                 self.searched = now
-                self.runs = self.found()
+                self.runs = self.find_runs()
         finally:
             self.turn.release()
 
-    def found(self) -> dict[str, FollowedRun]:
+    def find_runs(self) -> dict[str, FollowedRun]:
         known = {followed.path: followed for followed in self.runs.values()}
         runs: dict[str, FollowedRun] = {}
         for path in dict.fromkeys(found for given in self.paths for found in runs_in(given)):
@@ -162,7 +162,7 @@ class Watch:
         looking = Thread(target=self.look, args=(name,), daemon=True)
         looking.start()
         looking.join(PATIENCE)
-        followed = self.asked_for(name)
+        followed = self.requested_runs(name)
         if name is not None or len(followed) == 1:
             return followed[0].view if followed else None
         html = overview([one.summary for one in followed])
@@ -170,16 +170,16 @@ class Watch:
 
     def curves(self, name: str) -> str | None:
         """The lines of a run as last drawn, as JSON; None if there is no such run."""
-        followed = self.asked_for(name)
+        followed = self.requested_runs(name)
         return followed[0].curves if followed else None
 
     def look(self, name: str | None) -> None:
         """Read and draw what is requested; last the run that another thread is reading now."""
         self.search()
-        for one in sorted(self.asked_for(name), key=lambda one: one.turn.locked()):
+        for one in sorted(self.requested_runs(name), key=lambda one: one.turn.locked()):
             one.look(self.clock())
 
-    def asked_for(self, name: str | None) -> list[FollowedRun]:
+    def requested_runs(self, name: str | None) -> list[FollowedRun]:
         runs = self.runs
         return list(runs.values()) if name is None else [runs[name]] if name in runs else []
 

@@ -1,7 +1,10 @@
 """The server of a live page: five addresses, all read-only.
 
-/ the run, or the overview if there are several /run/NAME one run /events the inside of the page, sent each time it
-changes (?run=NAME for one run) /curves the lines of a run as JSON (?run=NAME) /healthz ok (as on every server of ours)
+/           the run, or the overview if there are several
+/run/NAME   one run
+/events     the inside of the page, sent each time it changes (?run=NAME for one run)
+/curves     the lines of a run as JSON (?run=NAME)
+/healthz    ok, as on every server of ours
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ def run(asked: DoctorCommand, call: Call) -> int:
 
     if find_spec("torch") is None:
         raise Mistake("torch is not installed: pip install torch, in the build for your CPU or GPU")
-    from shoestring.measure.probe import combine_measurements, kept_hardware, remember
+    from shoestring.measure.probe import cached_hardware, combine_measurements, remember
     from shoestring.processes.launch import run_worker
     from shoestring.show.terminal import table
     from shoestring.training.execution.tasks import DoctorTask
 
     say(call, "measuring this machine …")
-    found = combine_measurements(kept_hardware(), run_worker(DoctorTask(), {}))
+    found = combine_measurements(cached_hardware(), run_worker(DoctorTask(), {}))
     remember(found)
     if call.json:
         print(json.dumps(asdict(found) | {"missing": missing()}))

@@ -31,14 +31,14 @@ def asked_job(call: Call, job: str, course: Mapping[str, Any]) -> AskedJob:
     """The job that a command names, checked as far as possible without heavy imports. `course`: the given steps, epochs
     and seed, which are added to the job's flags."""
     from shoestring.core.suggest import nearest
-    from shoestring.jobfile import job_path, parsed_flags
+    from shoestring.jobfile import job_path, parse_flags
 
     if not os.path.exists(job) and call.words[:1] and (meant := nearest(call.words[0], call.own_flags)):
         # its value looks like the job
         raise Mistake(f"{call.words[0]!r} is no option of this command; did you mean {meant}?")
     file = job_path(job)
     words = [*call.words, *(f"--{name}={value}" for name, value in course.items())]
-    flags = parsed_flags(file, words, call.own_flags)
+    flags = parse_flags(file, words, call.own_flags)
     refuse_ambiguous(call, file)
     from pathlib import Path
 
@@ -57,20 +57,20 @@ def refuse_ambiguous(call: Call, file: str) -> None:
             )
 
 
-def loaded(call: Call, path: Path, flags: dict[str, Any], room: str = ROOM, silent: bool = False) -> Job:
+def load_job(call: Call, path: Path, flags: dict[str, Any], room: str = ROOM, silent: bool = False) -> Job:
     """The job. `room`: a module that the command will import anyway, imported now together with torch, which is
     quickest; `silent`: hide what the job prints, because a worker makes it again."""
     from importlib import import_module
 
     from shoestring.core.imports import WithoutGarbageCollection
-    from shoestring.jobfile import loaded_job
+    from shoestring.jobfile import load_job
 
     with WithoutGarbageCollection():
         import_module(room)
         from shoestring.processes.chatter import overheard
     try:
         with ticking(f"running {path.name}"), overheard(silent):
-            return loaded_job(path, flags)
+            return load_job(path, flags)
     except Mistake as error:
         if call.traceback and error.__cause__ is not None:
             import traceback
@@ -104,7 +104,7 @@ class JobLoader:
     def job(self, flags: Mapping[str, Any]) -> Job:
         check_flags(str(self.run or "the run"), self.path, flags, self.given)
         if not self.made or self.made[0][0] != flags:
-            self.made[:] = [(dict(flags), loaded(self.call, self.path, dict(flags), self.room, self.silent))]
+            self.made[:] = [(dict(flags), load_job(self.call, self.path, dict(flags), self.room, self.silent))]
         return self.made[0][1]
 
     def resolve(self, flags: Mapping[str, Any]) -> Resolved:

@@ -7,7 +7,7 @@ import sys
 
 from shoestring.core.exit_codes import DONE
 from shoestring.show.output import screen
-from shoestring.training.commands.job_flags import asked_job, loaded, plan_for
+from shoestring.training.commands.job_flags import asked_job, load_job, plan_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 def run(asked: PlanCommand, call: Call) -> int:
     asked.plan.check()
-    given = asked_job(call, asked.job, asked.course.given)
+    given = asked_job(call, asked.job, asked.course.values)
     team = asked.workers.team(os.environ)
     import json
     from pathlib import Path
 
     from shoestring.training.outcome_text import training_outcome_text
 
-    job = loaded(call, given.path, given.flags)
+    job = load_job(call, given.path, given.flags)
     outcome = plan_for(call, job, asked.plan, team, asked.hardware)
     note = weights_note(job)
     if asked.save:

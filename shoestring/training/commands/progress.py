@@ -41,7 +41,7 @@ def telling(call: Call, clock: Callable[[], float] | None = None) -> Iterator[Ca
         text = f"planning{passed}: {what} …"  # the time first, because the end may be cut
         width = screen(line.stream).width
         line.show(text if width is None else text[: width - 1])
-        ticker.said()
+        ticker.note_line()
 
     try:
         with ticker.running(not line.moves and clock is None):
@@ -67,6 +67,7 @@ class Shower:
         self.metrics = dict(history.validated[-1].metrics) if history.validated else {}
         self.rounds = list(history.steps.epoch)  # completed epochs after every step
         self.told: ProgressLine | None = None  # the data of the progress line
+        self.together = 1  # batches that come at once
 
     def __call__(self, event: Event) -> None:
         from dataclasses import replace
@@ -76,7 +77,7 @@ class Shower:
         if isinstance(event, (Begun, Stepped)):
             self.ticker.begin(f"training, after step {event.step}" if event.step else "training: the first step")
         if isinstance(event, Stepped):
-            self.stepped(event)
+            self.on_step(event)
         elif isinstance(event, Validated):
             self.validations.append((event.step, event.seconds))
             self.metrics = dict(event.metrics)
@@ -89,7 +90,7 @@ class Shower:
         elif isinstance(event, (Died, Reformed)):
             self.say(event.text)
         elif isinstance(event, Begun):
-            self.steps = event.steps
+            self.steps, self.together = event.steps, event.together
             del (
                 self.seconds[event.step :],
                 self.rounds[event.step :],
@@ -103,7 +104,7 @@ class Shower:
         if self.line.moves or not self.call.json:
             self.line.say(text)
 
-    def stepped(self, event: Stepped) -> None:
+    def on_step(self, event: Stepped) -> None:
         """Update the line after every step. On a pipe, print a line every ten steps or every hundredth of the run,
         whichever is rarer, and for a step that ends ten seconds after the last line."""
         from shoestring.runs.time_left import time_left
@@ -124,7 +125,7 @@ class Shower:
                 event.loss,
                 event.most,
                 self.budget,
-                time_left(event.step, self.steps, self.seconds, self.validations),
+                time_left(event.step, self.steps, self.seconds, self.validations, self.together),
                 epoch if self.job.epochs or epoch > 1 else 0,
                 self.job.epochs,
                 event.rate,
@@ -137,7 +138,7 @@ class Shower:
 
         self.told = told
         self.line.show(progress(told, screen(self.line.stream)))
-        self.ticker.said()
+        self.ticker.note_line()
 
 
 def validation_text(step: int, metrics: Mapping[str, float | None], best: bool) -> str:

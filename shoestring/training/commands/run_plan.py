@@ -38,9 +38,9 @@ def request_without_workers(folder: Folder, request: Request, reason: str, world
     from its checkpoint, which is that of one process."""
     from dataclasses import replace
 
-    from shoestring.core.technique import parsed, text
+    from shoestring.core.technique import parse_technique, text
     from shoestring.runs.event import Adopted
-    from shoestring.runs.events import note
+    from shoestring.runs.event_log import note
     from shoestring.training.catalogue import CATALOGUE, TOGETHER
     from shoestring.training.group_technique import uniting
 
@@ -49,7 +49,7 @@ def request_without_workers(folder: Folder, request: Request, reason: str, world
     if use:
         rest = [
             one
-            for one in (parsed(written, CATALOGUE) for written in use)
+            for one in (parse_technique(written, CATALOGUE) for written in use)
             if not any(group.across for group in uniting([one]))
         ]
         united = world == 1 or uniting(rest)
@@ -60,7 +60,7 @@ def request_without_workers(folder: Folder, request: Request, reason: str, world
 def following_plan(asked: PlanOptions, job: Job, folder: Folder, exact: str | None, workers: Team) -> TrainingPlan:
     """The plan that was made after the run ran out of memory; from now on it is the run's plan."""
     from shoestring.runs.event import Adopted
-    from shoestring.runs.events import note
+    from shoestring.runs.event_log import note
     from shoestring.runs.session import kept_plan
     from shoestring.training.plan import check_paths, plan_in
 
@@ -72,7 +72,7 @@ def following_plan(asked: PlanOptions, job: Job, folder: Folder, exact: str | No
         )
     chosen = kept_plan(folder, plan_in, name="plan-next.json")
     assert chosen is not None, "the file is there"
-    check_paths(chosen.techniques, asked.written or (), following)
+    check_paths(chosen.techniques, asked.use_texts or (), following)
     check_from_file(job, chosen, exact, workers, silent=True)
     following.rename(folder.path / "plan.json")
     note(folder.path, Adopted(("the plan made from what was measured",)))
@@ -86,20 +86,22 @@ def new_plan(
     from dataclasses import replace
 
     from shoestring.core.budget import Budget
-    from shoestring.core.technique import parsed
+    from shoestring.core.technique import parse_technique
     from shoestring.core.units import bytes_text
     from shoestring.runs.event import Planning
-    from shoestring.runs.events import note
+    from shoestring.runs.event_log import note
     from shoestring.training.catalogue import CATALOGUE
     from shoestring.training.plan import check_paths
 
     memory = request.memory
-    check_paths((parsed(one, CATALOGUE) for one in request.use or ()), asked.written or (), folder.path / "run.json")
+    check_paths(
+        (parse_technique(one, CATALOGUE) for one in request.use or ()), asked.use_texts or (), folder.path / "run.json"
+    )
     note(folder.path, Planning(memory))
     of_run = replace(asked, memory=memory, use=request.use, inexact=request.inexact, exact=request.exact)
     outcome = plan_for(call, job, of_run, workers, silent=True)
     chosen = outcome.chosen
-    for one in Budget(memory=memory).broken(chosen.numbers()) if outcome.plain is not None else ():
+    for one in Budget(memory=memory).broken_limits(chosen.numbers()) if outcome.plain is not None else ():
         raise OverBudget(
             f"{chosen} needs {bytes_text(one.found)}, more than the {bytes_text(one.limit.value)} of --memory", chosen
         )

@@ -8,7 +8,7 @@ import os
 from shoestring.core.errors import Mistake
 from shoestring.core.exit_codes import DONE, STOPPED
 from shoestring.show.output import say
-from shoestring.show.run_end import reported, session_of, unfinished
+from shoestring.show.run_end import report_finished, report_unfinished, session_of
 from shoestring.training.commands.job_flags import AskedJob, JobLoader, asked_job
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def run(asked: TrainCommand, call: Call) -> int:
     asked.check()
-    return train_in_folder(asked, call, asked_job(call, asked.job, asked.course.given))
+    return train_in_folder(asked, call, asked_job(call, asked.job, asked.course.values))
 
 
 def train_in_folder(asked: TrainCommand, call: Call, given: AskedJob) -> int:
@@ -40,7 +40,7 @@ def train_in_folder(asked: TrainCommand, call: Call, given: AskedJob) -> int:
     from shoestring.jobfile import usual_values
     from shoestring.runs.report import report_of
     from shoestring.runs.request import request_for
-    from shoestring.runs.resume import new_folder, opened
+    from shoestring.runs.resume import new_folder, open_run
     from shoestring.training.commands.train_run import TrainRun
 
     if asked.tensorboard:
@@ -49,7 +49,7 @@ def train_in_folder(asked: TrainCommand, call: Call, given: AskedJob) -> int:
         given.path,
         given.flags,
         asked.plan.budget,
-        asked.plan.written,
+        asked.plan.use_texts,
         asked.plan.inexact,
         asked.plan.plan,
         asked.plan.exact,
@@ -59,7 +59,7 @@ def train_in_folder(asked: TrainCommand, call: Call, given: AskedJob) -> int:
         return follow_leader(asked, call, given.path, wanted, workers)
     with rendezvous_of(workers) as rendezvous:
         loader = JobLoader(call, given, asked.run.run, silent=True)
-        held = opened(
+        held = open_run(
             Path(asked.run.run) if asked.run.run else new_folder(given.path.stem),
             wanted,
             given.path.read_bytes(),
@@ -75,10 +75,10 @@ def train_in_folder(asked: TrainCommand, call: Call, given: AskedJob) -> int:
                 said = (
                     report_of(session.folder.path).text if played.ended.stopped else "Stopped before it trained a step"
                 )
-                return unfinished(call, asked.run, session, said, played.ended.unsaved)
+                return report_unfinished(call, asked.run, session, said, played.ended.unsaved)
             if played.ended is None:
                 say(call, f"{session.folder.path} is finished; --fresh trains it anew")
-            return reported(call, asked.run, played.report, session)
+            return report_finished(call, asked.run, played.report, session)
 
 
 def rendezvous_of(workers: Team) -> AbstractContextManager[Rendezvous | None]:
@@ -109,7 +109,7 @@ def check_invited(asked: TrainCommand, path: Path, task: TrainTask, given: Mappi
             f"machines see"
         )
     check_flags(folder, path, task.flags, given)
-    check_paths(techniques_of(task.techniques), asked.plan.written or (), "node 0")
+    check_paths(techniques_of(task.techniques), asked.plan.use_texts or (), "node 0")
 
 
 def follow_leader(asked: TrainCommand, call: Call, path: Path, wanted: Request, workers: Team) -> int:
@@ -146,10 +146,8 @@ def follow_leader(asked: TrainCommand, call: Call, path: Path, wanted: Request, 
         result = run_group(
             replace(task, file=str(path)),
             worker_environment(techniques_of(task.techniques)),
-            devices=workers.devices,
-            nodes=rendezvous,
-            patience=workers.patience,
-            restarts=workers.restarts,
+            workers,
+            rendezvous=rendezvous,
             expected=given.fingerprint,
             on_stop=say_stopping,
         )

@@ -19,7 +19,7 @@ from shoestring.processes.group.round import Invitation
 from shoestring.processes.launch import fingerprint, run_worker
 from shoestring.processes.messages import OutOfMemory
 from shoestring.processes.nodes import Team
-from shoestring.processes.task import written_task
+from shoestring.processes.task import task_text
 from shoestring.runs.event import Event
 from shoestring.runs.report import report_of
 from shoestring.runs.request import Request
@@ -83,7 +83,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
             self.request = request_without_workers(self.session.folder, self.request, reason, self.workers.world)
             say(self.call, f"{reason}: planning again, for these workers")
             return None
-        check_paths(kept.techniques, self.asked.plan.written or (), self.session.folder.path / "plan.json")
+        check_paths(kept.techniques, self.asked.plan.use_texts or (), self.session.folder.path / "plan.json")
         check_together(
             kept.techniques
         )  # the rest was checked when the run was started; no need to inspect the data again
@@ -97,7 +97,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
             return Outcome(self.following_plan())
         return new_plan(self.asked.plan, self.call, self.job, self.session.folder, self.request, self.workers)
 
-    def chosen(self, outcome: TrainingOutcome) -> None:
+    def note_plan(self, outcome: TrainingOutcome) -> None:
         (self.session.folder.path / "plan-next.json").unlink(missing_ok=True)
         if not self.call.json and outcome.plain is not None:  # so that a log has it before training starts
             print(training_outcome_text(outcome, screen(sys.stdout)), "", sep="\n", flush=True)
@@ -108,7 +108,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
         folder, job = self.session.folder, self.job
         require_means(plan, self.workers, folder.path)
         try:
-            return self.shown(self.task(plan), job, plan)
+            return self.run_and_show(self.task(plan), job, plan)
         except OutOfMemory as error:
             told = after_memory_ran_out(self.call, self.workers, job, self.session, plan, str(error))
             raise OverBudget(told, plan) from error
@@ -131,7 +131,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
             position=Position(speeds=plan.details.speeds),
         )
 
-    def shown(self, task: TrainTask, job: Job, plan: TrainingPlan) -> TrainResult:
+    def run_and_show(self, task: TrainTask, job: Job, plan: TrainingPlan) -> TrainResult:
         """Train, and show the events."""
         board = Board(self.session.folder.path) if self.asked.tensorboard else None
         line = MovingLine()
@@ -149,17 +149,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
                 if self.workers.world == 1:
                     return run_worker(task, environment, on_event, lock, say_stopping)
                 self.invite(task)
-                return run_group(
-                    task,
-                    environment,
-                    on_event,
-                    lock,
-                    self.workers.devices,
-                    self.rendezvous,
-                    self.workers.patience,
-                    self.workers.restarts,
-                    on_stop=say_stopping,
-                )
+                return run_group(task, environment, self.workers, on_event, lock, self.rendezvous, on_stop=say_stopping)
         finally:
             line.end()
             if board is not None:
@@ -172,7 +162,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
         assert task.recording is not None, "the command trains in a folder"
         folder = str(self.session.folder.path.resolve())
         there = replace(task, recording=replace(task.recording, folder=folder))
-        self.rendezvous.invite(Invitation(written_task(there), self.session.request, fingerprint(task.file)))
+        self.rendezvous.invite(Invitation(task_text(there), self.session.request, fingerprint(task.file)))
 
     def report(self, plan: TrainingPlan, ended: TrainResult) -> Mapping[str, Any]:
         return finished_report(self.job, self.session.request, plan, report_of(self.session.folder.path), ended)

@@ -7,7 +7,7 @@ import sys
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.exit_codes import DONE, NOT_KEPT
 from shoestring.show.output import say, screen
-from shoestring.training.commands.job_flags import asked_job, loaded, plan_for
+from shoestring.training.commands.job_flags import asked_job, load_job, plan_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ VERDICTS = {True: "kept", False: "NOT KEPT", None: "not checked"}
 
 def run(asked: VerifyCommand, call: Call) -> int:
     asked.check()
-    given = asked_job(call, asked.job, asked.course.given)
+    given = asked_job(call, asked.job, asked.course.values)
     import json
 
     from shoestring.processes.nodes import Team
     from shoestring.training.execution.verification import verify_plan
 
-    job = loaded(call, given.path, given.flags)
+    job = load_job(call, given.path, given.flags)
     chosen = plan_for(call, job, asked.plan, Team()).chosen
     say(call, f"training {asked.check_steps} steps plainly and with {chosen} …")
     report = verify_plan(job, chosen, asked.check_steps)
@@ -39,7 +39,7 @@ def run(asked: VerifyCommand, call: Call) -> int:
 
 
 def show(report: dict[str, Any], steps: int) -> None:
-    from shoestring.planning.quantities import compared
+    from shoestring.planning.quantities import compare_figures
     from shoestring.show.terminal import beside, table
     from shoestring.training.execution.verification import ROUNDED
 
@@ -63,6 +63,6 @@ def show(report: dict[str, Any], steps: int) -> None:
         f"{Exactness.ROUNDING.word}: losses within {ROUNDED:.2%}; of {Exactness.DISTRIBUTION.word} and {Exactness.CHANGED.word}, nothing "
         f"is promised that {steps} steps could show"
     )
-    print("", beside(compared(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")
+    print("", beside(compare_figures(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")
     print("losses, plain and planned:")
     print("\n".join(f"  {plain:.6f}  {planned:.6f}" for plain, planned in report["losses"]))

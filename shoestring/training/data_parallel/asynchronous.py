@@ -66,6 +66,7 @@ class Asynchronous(GroupTechnique):
     why: ClassVar[str] = (
         "no worker waits for a slower one; gradients are applied as they arrive, to weights that may have moved on"
     )
+    on_request: ClassVar[bool] = True
 
     @property
     def agrees(self) -> float:
@@ -82,10 +83,6 @@ class Asynchronous(GroupTechnique):
     @property
     def serves(self) -> bool:
         return self.kind == "server"
-
-    @classmethod
-    def choices(cls, ledger: Ledger) -> tuple[Asynchronous, ...]:
-        return ()
 
     @property
     def owns(self) -> frozenset[Owned]:
@@ -178,7 +175,7 @@ def server_ledger(ledger: Ledger) -> Ledger:
     workers = world - 1
     at_zero_batch = ledger.at_zero_batch or ledger.blocks
     blocks = tuple(
-        interpolate(none, full, world / workers).changed(
+        interpolate(none, full, world / workers).with_changes(
             forward=full.forward * world / workers, backward=full.backward * world / workers
         )
         for none, full in zip(at_zero_batch, ledger.blocks, strict=True)
@@ -189,7 +186,7 @@ def server_ledger(ledger: Ledger) -> Ledger:
     busy = workers * (talk + update.seconds)
     return replace(
         ledger,
-        blocks=tuple(block.changed(spike=block.spike + min(BUCKET, max(block.gradient, 0.0))) for block in blocks),
+        blocks=tuple(block.with_changes(spike=block.spike + min(BUCKET, max(block.gradient, 0.0))) for block in blocks),
         batch=-(-ledger.batch * world // workers),
         standing=replace(standing, inputs=standing.inputs * world / workers, optimizer=0.0),
         update=replace(update, seconds=0.0, rise=update.rise + standing.optimizer),

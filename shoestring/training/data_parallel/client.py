@@ -36,7 +36,7 @@ class Client(RunState, DividesOptimizer, Assignment):
         self.finished = False
 
     def keep(self, bucket: Bucket) -> Sending:
-        self.flats.append(bucket.filled)
+        self.flats.append(bucket.buffer)
         return CompletedWork()
 
     @property
@@ -81,7 +81,7 @@ class Client(RunState, DividesOptimizer, Assignment):
 
     def push(self, loss: float, weight: float) -> None:
         """Send the gradients and the layers' present statistics; nothing if this part had no samples."""
-        changed = self.statistics.changed() if self.flats else [False] * len(self.statistics.buffers)
+        changed = self.statistics.changed_buffers() if self.flats else [False] * len(self.statistics.buffers)
         flags = [parameter in self.reducer.used for parameter in self.weights] + changed
         self.send_message(PUSH, loss, weight)
         self.link.send(torch.tensor(flags, dtype=torch.uint8), 0)

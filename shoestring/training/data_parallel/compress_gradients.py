@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link, Sending
 from shoestring.core.run import Run
@@ -94,9 +93,6 @@ class CompressGradients(GroupTechnique):
     def refusal(self, ledger: Ledger) -> str:
         return data_parallel_refusal(ledger)
 
-    def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.CHANGED
-
     def drift(self, ledger: Ledger) -> float:
         return {"topk": 0.8, "powersgd": 0.5}.get(self.kind, 0.01) + mixed_drift(ledger)
 
@@ -129,7 +125,7 @@ class CompressGradients(GroupTechnique):
                 link,
                 lambda bucket: CompressedSum(bucket, self.codec, feedback, link),
                 link.world * VECTOR,
-                alike=lambda bucket: link.sum(bucket.filled),
+                alike=lambda bucket: link.sum(bucket.buffer),
             )
         return replace(made, state={**run.state, **parts})
 
@@ -138,7 +134,7 @@ class CompressedSum:
     """A bucket being summed, compressed on the way to the workers that sum its parts and on the way back."""
 
     def __init__(self, bucket: Bucket, codec: Codec, feedback: ErrorFeedback, link: Link) -> None:
-        self.name, self.flat, self.codec, self.feedback, self.link = bucket.name, bucket.filled, codec, feedback, link
+        self.name, self.flat, self.codec, self.feedback, self.link = bucket.name, bucket.buffer, codec, feedback, link
         self.part = len(self.flat) // link.world
         self.size = codec.size(self.part)
         outgoing = bytes_for(self.flat, self.size * link.world)
@@ -170,8 +166,8 @@ class LowRankSum:
     """A bucket being summed as products of thin matrices."""
 
     def __init__(self, bucket: Bucket, power: PowerSGD, feedback: ErrorFeedback, link: Link) -> None:
-        self.flat, self.power, self.link = bucket.filled, power, link
-        self.owed = feedback.owed(bucket.name, self.flat)
+        self.flat, self.power, self.link = bucket.buffer, power, link
+        self.owed = feedback.amount_owed(bucket.name, self.flat)
         self.first = power.first(self.owed)
         self.sending = link.sum(self.first)
 

@@ -30,7 +30,7 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.ledger_parts import Traffic, Trait
 from shoestring.core.link import Link
 from shoestring.core.private import RUNNING_NORMS, write_count
-from shoestring.core.run import Run, add_up_shared, weighed
+from shoestring.core.run import Run, add_up_shared, weighted_loss
 from shoestring.core.run_state import RunState
 from shoestring.training.data_parallel.learning_rate import rate_times
 from shoestring.training.data_parallel.reducer import BUCKET, Bucket, Reducer, Send, make_buckets
@@ -79,7 +79,7 @@ class DataParallel(GroupTechnique):
 
     def apply(self, run: Run) -> Run:
         link = run.team.mesh.along(self.unites)
-        averaged = sum_gradients(run, link, lambda bucket: link.sum(bucket.filled))
+        averaged = sum_gradients(run, link, lambda bucket: link.sum(bucket.buffer))
         return scale_rate(averaged, link.world, self.warmup) if self.linear else averaged
 
 
@@ -134,7 +134,8 @@ def with_buckets(ledger: Ledger) -> Ledger:
     """The ledger with gradients in buckets: a whole bucket is allocated when its first gradient comes."""
     blocks = ledger.columns
     return replace(
-        ledger, blocks=blocks.changed(spike=blocks.column("spike") + np.clip(blocks.column("gradient"), 0.0, BUCKET))
+        ledger,
+        blocks=blocks.with_changes(spike=blocks.column("spike") + np.clip(blocks.column("gradient"), 0.0, BUCKET)),
     )
 
 
@@ -175,7 +176,9 @@ def sum_gradients(run: Run, link: Link, send: Send, multiple: int = 1, alike: Se
     def gradients(now: Run, batch: Batch) -> Tensor:
         share = share_of(now, link, batch)
         statistics.begin()
-        loss = run.gradients(replace(now, loss=lambda output, part: weighed(now.loss(output, part), share())), batch)
+        loss = run.gradients(
+            replace(now, loss=lambda output, part: weighted_loss(now.loss(output, part), share())), batch
+        )
         total, unused = reducer.tally(loss)
         for parameter in unused:
             parameter.grad = None
@@ -229,7 +232,7 @@ class Statistics:
         """For each buffer, whether it belongs to a norm layer, which changes it in every step."""
         return [buffer in self.silent for buffer in self.buffers]
 
-    def changed(self) -> list[bool]:
+    def changed_buffers(self) -> list[bool]:
         """For each buffer, whether it changed since the step began."""
         return [
             norm or write_count(buffer) != version
@@ -248,7 +251,7 @@ class Statistics:
                 buffer.copy_(value.view(buffer.shape))
 
     def average(self) -> None:
-        changed = self.changed()
+        changed = self.changed_buffers()
         if any(changed):
             flat = self.flat(changed)
             self.link.sum(flat).wait()

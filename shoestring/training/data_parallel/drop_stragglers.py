@@ -45,6 +45,7 @@ class DropStragglers(GroupTechnique):
     exact: ClassVar[bool] = False
     unites: ClassVar[str] = "data"
     why: ClassVar[str] = "every round goes on without the gradients of the slowest workers"
+    on_request: ClassVar[bool] = True
 
     @property
     def agrees(self) -> float:
@@ -59,10 +60,6 @@ class DropStragglers(GroupTechnique):
             raise Mistake(
                 f"DropStragglers(backup={self.backup}): give 1 or more gradients not to wait for; DataParallel waits for all"
             )
-
-    @classmethod
-    def choices(cls, ledger: Ledger) -> tuple[DropStragglers, ...]:
-        return ()
 
     def refusal(self, ledger: Ledger) -> str:
         least, world = self.backup + 2, ledger.workers.world

@@ -29,7 +29,7 @@ class ErrorFeedback(RunState):
         self.mesh = mesh or on_one_axis()
         self.rest: dict[str, Tensor] = {}
 
-    def owed(self, bucket: str, gradient: Tensor) -> Tensor:
+    def amount_owed(self, bucket: str, gradient: Tensor) -> Tensor:
         """The gradient plus the kept error. The caller subtracts what it sends; the rest is kept."""
         if bucket not in self.rest:
             self.rest[bucket] = torch.zeros_like(gradient)
@@ -37,7 +37,7 @@ class ErrorFeedback(RunState):
 
     def encode(self, bucket: str, gradient: Tensor, codec: Codec, into: Tensor) -> None:
         """Encode gradient plus kept error as a message, and keep what the message leaves out."""
-        encode_and_keep(codec, self.owed(bucket, gradient), into)
+        encode_and_keep(codec, self.amount_owed(bucket, gradient), into)
 
     def state_dict(self) -> dict[str, Any]:
         return {"mesh": self.mesh.sizes, "kept": gather_named_tensors(self.mesh.link, self.rest)}

@@ -93,7 +93,7 @@ class Int8Codec:
         into[4 * ceil(numbers.numel() / self.block) + numbers.numel() :].zero_()
 
     def decode(self, message: Tensor, count: int) -> Tensor:
-        return decoded(self, message, count)
+        return decode(self, message, count)
 
     def add(self, message: Tensor, total: Tensor, times: float = 1.0) -> None:
         for scales, codes, rows in self.parts(message, total):
@@ -137,7 +137,7 @@ class TopKCodec:
         """
         return sqrt(1 - (1 - VALUES.error**2) * self.share)
 
-    def kept(self, count: int) -> int:
+    def kept_count(self, count: int) -> int:
         return ceil(self.share * count)
 
     def size(self, count: int) -> int:
@@ -145,11 +145,11 @@ class TopKCodec:
         >>> TopKCodec().size(1_000_000)
         40124
         """
-        return 4 * ceil(count / PAGE) + VALUES.size(self.kept(count)) + pad_size(2 * self.kept(count))
+        return 4 * ceil(count / PAGE) + VALUES.size(self.kept_count(count)) + pad_size(2 * self.kept_count(count))
 
     def encode(self, numbers: Tensor, into: Tensor) -> None:
         ends, values, inside = self.split(into, numbers.numel())
-        places = top_k_places(numbers, self.kept(numbers.numel()))
+        places = top_k_places(numbers, self.kept_count(numbers.numel()))
         pages = torch.arange(1, len(ends) + 1, device=numbers.device) * PAGE
         ends.copy_(torch.searchsorted(places, pages))
         VALUES.encode(numbers[places], values)
@@ -157,18 +157,18 @@ class TopKCodec:
         inside[len(places) :].zero_()
 
     def decode(self, message: Tensor, count: int) -> Tensor:
-        return decoded(self, message, count)
+        return decode(self, message, count)
 
     def add(self, message: Tensor, total: Tensor, times: float = 1.0) -> None:
         ends, values, inside = self.split(message, total.numel())
-        kept = self.kept(total.numel())
+        kept = self.kept_count(total.numel())
         pages = torch.searchsorted(ends, torch.arange(kept, dtype=torch.int32, device=total.device), right=True)
         total.index_add_(0, pages * PAGE + inside[:kept], VALUES.decode(values, kept), alpha=times)
 
     def split(self, message: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Number of positions up to the end of each page; the values; the offsets within pages."""
         first = 4 * ceil(count / PAGE)
-        second = first + VALUES.size(self.kept(count))
+        second = first + VALUES.size(self.kept_count(count))
         return message[:first].view(torch.int32), message[first:second], message[second:].view(torch.int16)
 
 
@@ -177,7 +177,7 @@ def pad_size(size: int) -> int:
     return (size + 3) // 4 * 4
 
 
-def decoded(codec: Codec, message: Tensor, count: int) -> Tensor:
+def decode(codec: Codec, message: Tensor, count: int) -> Tensor:
     total = message.new_zeros(count, dtype=torch.float32)
     codec.add(message, total)
     return total

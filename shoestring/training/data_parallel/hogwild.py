@@ -122,7 +122,7 @@ class Hogwild(RunState, Assignment):
     def take(self, feed: Batches) -> tuple[int, int]:
         if self.link.imagined:
             return feed.taken, self.rank
-        with self.locked():
+        with self.lock():
             self.counts.head[0] += 1
             return divmod(int(self.counts.head[0]) - 1, self.parts)
 
@@ -139,7 +139,7 @@ class Hogwild(RunState, Assignment):
         """Begin on the present weights; wait if that could make somebody's gradient too stale."""
         until = time.monotonic() + self.link.deadline
         while True:
-            with self.locked():
+            with self.lock():
                 out = [version for version in self.counts.begun.tolist() if version != IDLE]
                 if may_begin(self.counts.version, out, self.delay):
                     self.counts.begun[self.rank] = self.counts.version
@@ -160,7 +160,7 @@ class Hogwild(RunState, Assignment):
             return
         with rate_times(now.optimizer, 1 / max(self.stale, 1) if self.before.corrected else 1.0):
             self.run.update(now)
-        with self.locked():
+        with self.lock():
             self.counts.staleness[self.rank, self.stale] += 1
             self.counts.begun[self.rank] = IDLE
         self.stale = None
@@ -187,7 +187,7 @@ class Hogwild(RunState, Assignment):
     # The group
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         if self.shared.file is None:
             yield
             return

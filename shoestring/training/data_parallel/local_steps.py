@@ -22,7 +22,6 @@ from torch import Tensor
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.run import Run
@@ -96,9 +95,6 @@ class LocalSteps(GroupTechnique):
     def refusal(self, ledger: Ledger) -> str:
         return data_parallel_refusal(ledger)
 
-    def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.CHANGED
-
     def drift(self, ledger: Ledger) -> float:
         """Averaged weights stay near those of averaged gradients; a second optimizer takes steps of its own length."""
         return (1.5 if self.outer else 0.25) + mixed_drift(ledger)
@@ -115,7 +111,7 @@ class LocalSteps(GroupTechnique):
 
     def apply(self, run: Run) -> Run:
         link = run.team.mesh.along(self.unites)
-        together = sum_gradients(run, link, lambda bucket: link.sum(bucket.filled))
+        together = sum_gradients(run, link, lambda bucket: link.sum(bucket.buffer))
         averaging = WeightAveraging(run, link, self)
         statistics = Statistics(run.model, link)
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
 from shoestring.core.link import Link
-from shoestring.core.run import Run, weighed
+from shoestring.core.run import Run, weighted_loss
 from shoestring.core.run_state import RunState
 from shoestring.numerics.error_feedback import encode_and_keep
 from shoestring.training.data_parallel.data_parallel import Statistics, share_of, trained_parameters
@@ -60,7 +60,7 @@ def sharing_updates(run: Run, link: Link, codec: Codec) -> Run:
 def own_gradients(run: Run, now: Run, batch: Batch) -> Tensor:
     """The loss and the gradients of a worker's own samples; zero where it has none."""
     idle = (
-        replace(now, loss=lambda output, part: weighed(now.loss(output, part), 0.0))
+        replace(now, loss=lambda output, part: weighted_loss(now.loss(output, part), 0.0))
         if now.team.assignment.idle
         else now
     )

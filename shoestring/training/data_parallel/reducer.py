@@ -42,7 +42,7 @@ class Bucket:
         return part_of(self.flat, self.offsets[parameter], parameter)
 
     @property
-    def filled(self) -> Tensor:
+    def buffer(self) -> Tensor:
         assert self.flat is not None, "a bucket has memory from its first gradient on"
         return self.flat
 
@@ -81,7 +81,7 @@ class Reducer:
     def listening(self) -> Iterator[None]:
         """While inside, buckets are sent as gradients arrive; at the end all are summed."""
         hooks = [
-            parameter.register_post_accumulate_grad_hook(self.arrived)
+            parameter.register_post_accumulate_grad_hook(self.on_gradient)
             for parameter in self.bucket_of
             if parameter.requires_grad
         ]  # a weight frozen since then counts as unused
@@ -92,7 +92,7 @@ class Reducer:
                 hook.remove()
         self.send_rest()
 
-    def arrived(self, parameter: Tensor) -> None:
+    def on_gradient(self, parameter: Tensor) -> None:
         assert isinstance(parameter, nn.Parameter) and parameter.grad is not None, "a gradient has just arrived"
         if parameter.grad.is_sparse:
             raise Mistake(

@@ -97,7 +97,7 @@ class AssignmentServer(Assignment):
             for bucket in self.buckets:
                 for parameter in bucket.members:
                     bucket.view(parameter).copy_(parameter.detach())
-                self.link.send(bucket.filled, rank)
+                self.link.send(bucket.buffer, rank)
                 bucket.flat = None
 
     def reply(self, rank: int, first: int, second: int = 0) -> None:

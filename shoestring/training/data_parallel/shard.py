@@ -24,7 +24,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
-from shoestring.core.run import Run, weighed
+from shoestring.core.run import Run, weighted_loss
 from shoestring.core.stepping import StepDivision
 from shoestring.training.data_parallel.data_parallel import (
     Statistics,
@@ -87,7 +87,9 @@ class Shard(GroupTechnique):
         gradient, spike = ledger.columns.column("gradient"), ledger.columns.column("spike")
         largest = float(gradient.max(initial=0.0))
         sharing = self.stage > 1 or ledger.pieces == 1
-        blocks = ledger.columns.changed(gradient=gradient * (share if sharing else 1.0), spike=spike + 2 * gradient)
+        blocks = ledger.columns.with_changes(
+            gradient=gradient * (share if sharing else 1.0), spike=spike + 2 * gradient
+        )
         gathered = min(2 * largest, standing.parameters) if self.stage == 3 else 0.0
         reduced = ledger.all_gradients * (ledger.pieces if self.stage > 1 else 1)
         sent = rest * (reduced + standing.parameters * (2 if self.stage == 3 else 1))
@@ -119,7 +121,7 @@ class Shard(GroupTechnique):
             statistics.begin()
             sharding.gather_outside()
             loss = run.gradients(
-                replace(now, loss=lambda output, part: weighed(now.loss(output, part), share())), batch
+                replace(now, loss=lambda output, part: weighted_loss(now.loss(output, part), share())), batch
             )
             sharding.release()
             total, unused = sharding.reducer.tally(loss)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from shoestring.core.link import Link
 from shoestring.core.private import resize_storage
 from shoestring.core.run import Run
+from shoestring.core.stepping import parameter_like
 from shoestring.training.data_parallel.reducer import Bucket, make_buckets, part_of
 
 VECTOR = 16  # numbers: shards begin at a multiple of this
@@ -43,7 +44,7 @@ class ShardUnit(Bucket):
             self.own = self.own.clone()
             self.release()
         self.pieces = {
-            parameter: nn.Parameter(self.own[start - self.begin : stop - self.begin])
+            parameter: parameter_like(parameter, self.own[start - self.begin : stop - self.begin])
             for parameter in members
             for start, stop in [self.span(parameter)]
             if start < stop

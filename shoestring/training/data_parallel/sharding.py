@@ -19,7 +19,7 @@ from shoestring.core.link import CompletedWork, Link, Sending
 from shoestring.core.private import storage_id, storage_id_of, tree_leaves
 from shoestring.core.run import AddUp, Run
 from shoestring.core.run_state import DividesOptimizer, KeepsWeights, RunState
-from shoestring.measure.interception import Guard, patched
+from shoestring.measure.interception import Guard, patch_forwards
 from shoestring.training.data_parallel.reducer import Bucket, Reducer
 from shoestring.training.data_parallel.shard_units import ShardUnit, cut_up
 
@@ -62,7 +62,9 @@ class Sharding(RunState, KeepsWeights, DividesOptimizer):
             yield
             return
         with (
-            patched({block: self.wrapped(units, block.forward) for block, units in self.of_block.items()}),
+            patch_forwards(
+                {block: self.with_gathering(units, block.forward) for block, units in self.of_block.items()}
+            ),
             self.guard(),
         ):
             yield
@@ -78,7 +80,7 @@ class Sharding(RunState, KeepsWeights, DividesOptimizer):
         rehearsed = self.link.imagined and self.link.world > 1
         return Guard(absent, "use Shard(stage=1) or Shard(stage=2)") if rehearsed and storages else nullcontext()
 
-    def wrapped(self, units: list[ShardUnit], inner: Any) -> Any:
+    def with_gathering(self, units: list[ShardUnit], inner: Any) -> Any:
         def gather(gradient: Tensor | None = None) -> None:
             for unit in units:
                 unit.gather()
@@ -196,8 +198,8 @@ class Sharding(RunState, KeepsWeights, DividesOptimizer):
         called."""
         self.gather_outside()
         try:
-            with patched(
-                {block: self.wrapped(units, block.forward) for block, units in self.of_block.items()}
+            with patch_forwards(
+                {block: self.with_gathering(units, block.forward) for block, units in self.of_block.items()}
                 if self.stage == 3
                 else {}
             ):
@@ -208,7 +210,7 @@ class Sharding(RunState, KeepsWeights, DividesOptimizer):
     # Checkpoint state: the same as for one process, so that any number of workers can resume from it
 
     @property
-    def kept(self) -> dict[str, ShardedTensor]:
+    def weights_elsewhere(self) -> dict[str, ShardedTensor]:
         if self.stage < 3:
             return {}
         return {
@@ -222,14 +224,14 @@ class Sharding(RunState, KeepsWeights, DividesOptimizer):
     def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:
         """The optimizer's state dict with sharded tensors whole; each is gathered when it is written."""
         optimizer = self.run.optimizer
-        known = [next(map(self.known, self.pieces_of(parameter)), {}) for parameter in self.all_weights()]
+        known = [next(map(self.piece_state, self.pieces_of(parameter)), {}) for parameter in self.all_weights()]
         told = self.link.objects(known)
         whole: dict[int, dict[str, Any]] = {}
         for number, parameter in enumerate(self.all_weights()):
             found = next((one[number] for one in told if one[number]), None)
             if found:
                 whole[number] = {
-                    key: self.parted(parameter, key, dtype) if dtype is not None else value
+                    key: self.state_entry(parameter, key, dtype) if dtype is not None else value
                     for key, (dtype, value) in found.items()
                 }
         numbers = iter(range(len(whole) + 10**9))
@@ -243,7 +245,7 @@ class Sharding(RunState, KeepsWeights, DividesOptimizer):
     def all_weights(self) -> list[nn.Parameter]:
         return [parameter for members in self.groups for parameter in members]
 
-    def known(self, piece: nn.Parameter) -> dict[str, tuple[Any, Any]]:
+    def piece_state(self, piece: nn.Parameter) -> dict[str, tuple[Any, Any]]:
         """A piece's optimizer state: the dtype of every tensor as long as the piece, and the value of anything else."""
         state = self.run.optimizer.state.get(piece, {})
         return {
@@ -251,7 +253,7 @@ class Sharding(RunState, KeepsWeights, DividesOptimizer):
             for key, value in state.items()
         }
 
-    def parted(self, parameter: nn.Parameter, key: str, dtype: torch.dtype) -> Any:
+    def state_entry(self, parameter: nn.Parameter, key: str, dtype: torch.dtype) -> Any:
         optimizer = self.run.optimizer
         if parameter not in self.unit_of:
             return optimizer.state[parameter][key]
@@ -295,9 +297,9 @@ class GradientsInFlight:
 
     def __init__(self, unit: ShardUnit, link: Link) -> None:
         self.unit: ShardUnit | None = unit
-        self.flat: Tensor | None = unit.filled  # until it is sent
-        self.part = unit.filled.new_empty(unit.part)
-        self.sending: Sending | None = link.scatter(unit.filled, self.part)
+        self.flat: Tensor | None = unit.buffer  # until it is sent
+        self.part = unit.buffer.new_empty(unit.part)
+        self.sending: Sending | None = link.scatter(unit.buffer, self.part)
 
     def wait(self) -> None:
         if self.unit is None or self.sending is None:

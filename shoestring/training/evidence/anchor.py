@@ -32,7 +32,7 @@ from shoestring.measure.timeline import stretches, with_filled_workspaces
 from shoestring.measure.tracker import Tracker, watch_run
 from shoestring.training.catalogue import ALL_BLOCKS_AGAIN, CATALOGUE
 from shoestring.training.evidence.held_out import Watching, looked_through, own_validation
-from shoestring.training.evidence.rehearse import planned_data, prepared
+from shoestring.training.evidence.rehearse import build_run, planned_data
 from shoestring.training.loop import steps
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.validation import SilentObserver, check_goal, run_validation
@@ -247,7 +247,7 @@ def measure_anchor_on(
 ) -> dict[str, Any]:
     """The same, given the largest batches."""
     feed = list(usual) or largest
-    run, alone = prepared(job, techniques, model), job.link.world == 1
+    run, alone = build_run(job, techniques, model), job.link.world == 1
     times = step_times(run, [feed], 1, alone=alone)[0]
     endless = times.step > ENDLESS and times.busy <= HELD_UP
     count = min(max(int(ENOUGH / times.step), 2), TIMED)
@@ -308,7 +308,7 @@ def why_not_again(job: Job, model: nn.Module) -> str:
     """Why blocks of a model can't be recomputed; empty if they can. Runs a step that recomputes every block and
     compares each."""
     try:
-        for _ in steps(prepared(job, (ALL_BLOCKS_AGAIN,), model), islice(planned_batches(job), 1)):
+        for _ in steps(build_run(job, (ALL_BLOCKS_AGAIN,), model), islice(planned_batches(job), 1)):
             pass
     except Mistake as error:
         return str(error)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from shoestring.measure.cache import read_kept, write_kept
+from shoestring.measure.cache import read_cached, write_cached
 from shoestring.measure.probe import hardware_file
 
 MOST = 100  # number of plannings that are kept
@@ -17,7 +17,7 @@ class PlanningSeconds:
     seconds: dict[str, float]  # by question, the latest last
 
 
-def kept_at() -> Path:
+def seconds_file() -> Path:
     return hardware_file().with_name("planning-seconds.json")
 
 
@@ -31,9 +31,9 @@ def expected_seconds(question: Path) -> float | None:
 def remember_seconds(question: Path, seconds: float) -> None:
     found = kept_seconds()
     found.pop(question.stem, None)
-    write_kept(kept_at(), PlanningSeconds(dict([*found.items(), (question.stem, seconds)][-MOST:])))
+    write_cached(seconds_file(), PlanningSeconds(dict([*found.items(), (question.stem, seconds)][-MOST:])))
 
 
 def kept_seconds() -> dict[str, float]:
-    found = read_kept(kept_at(), PlanningSeconds)
+    found = read_cached(seconds_file(), PlanningSeconds)
     return found.seconds if found is not None else {}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake
-from shoestring.measure.cache import read_kept, write_kept
+from shoestring.measure.cache import read_cached, write_cached
 from shoestring.measure.probe import hardware_file
 from shoestring.training.evidence.tasks import TechniqueSpec, specs_of, techniques_of
 from shoestring.training.plan import TrainingPlan
@@ -41,14 +41,14 @@ def place_of(file: str, asked: Mapping[str, Any]) -> Path:
 
 
 def chosen_earlier(place: Path) -> tuple[Technique, ...] | None:
-    found = read_kept(place, KeptChoice)
+    found = read_cached(place, KeptChoice)
     with suppress(Mistake):  # written by another version
         return techniques_of(found.techniques) if found is not None else None
     return None
 
 
 def remember_choice(place: Path, chosen: TrainingPlan) -> None:
-    write_kept(place, KeptChoice(specs_of(chosen.techniques)))
+    write_cached(place, KeptChoice(specs_of(chosen.techniques)))
     with suppress(OSError):
         known = sorted(place.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for old in known[:-MOST]:

@@ -34,10 +34,10 @@ def seconds_waiting(
             return 0.0
         if processes or feed.loading_processes[0]:
             return max(fmean(one.seconds for one in times) / max(processes, 1) - step, 0.0)
-        return median(undisturbed(one) for one in times)
+        return median(quiet_seconds(one) for one in times)
 
 
-def undisturbed(fetch: Timing) -> float:
+def quiet_seconds(fetch: Timing) -> float:
     """The seconds of a fetch on a quiet machine. One that waits for a disk or a network does not wait for a core then.
 
     >>> undisturbed(Timing(0.25, ran=0.01, waited=0.05)), undisturbed(Timing(4.0, ran=2.0, waited=6.0))

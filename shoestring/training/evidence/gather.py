@@ -55,7 +55,7 @@ class Traits:
         if Trait.UNSPLITTABLE in self.found or Trait.MIXES_SAMPLES in self.found:
             return
         if rehearsals.worker is None and rehearsals.fits_here(plain):
-            tried = try_in_pieces(rehearsals.job, rehearsals.made_here)
+            tried = try_in_pieces(rehearsals.job, rehearsals.model_to_try)
         self.reasons |= tried
         self.found |= set(tried) - {"not tried"}
 
@@ -63,8 +63,8 @@ class Traits:
         """Note why blocks can't be recomputed: as the worker found, or by a step here if there is none and the model is
         small."""
         if rehearsals.worker is None and Trait.NO_BLOCK_RUNS not in self.found and rehearsals.fits_here(plain):
-            with random_state.kept():
-                model = rehearsals.made_here()
+            with random_state.fork_rng():
+                model = rehearsals.model_to_try()
                 random_state.seed(rehearsals.job.seed)
                 again = why_not_again(replace(rehearsals.job, mesh=on_one_axis()), model)
         if again:

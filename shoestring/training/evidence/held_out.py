@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from shoestring.core.batch import Batch, moved, tensors
+from shoestring.core.batch import Batch, tensors, to_device
 from shoestring.core.errors import Mistake, error_sentence
 from shoestring.core.job import Job
 from shoestring.core.run import Run
@@ -24,8 +24,15 @@ from shoestring.core.seams import calls_user
 from shoestring.data.elements import ByIdentity
 from shoestring.measure.holdings import Holders
 from shoestring.measure.timeline import validation
-from shoestring.measure.tracker import VALIDATE, Log, StorageEvent, Tracker, hold_run, visits_told
-from shoestring.training.validation import SilentObserver, batch_metrics, check_goal, held_out, once_through, validating
+from shoestring.measure.tracker import VALIDATE, Log, StorageEvent, Tracker, hold_run, report_visits
+from shoestring.training.validation import (
+    SilentObserver,
+    batch_metrics,
+    check_goal,
+    once_through,
+    validating,
+    validation_feed,
+)
 
 LONGEST = 5.0  # seconds to spend looking through held-out data
 OWN = "validate=... may do anything, so only a real run of it tells"
@@ -72,7 +79,7 @@ class Watching(SilentObserver):
             yield
             return
         self.largest = size
-        told = visits_told(
+        told = report_visits(
             self.run,
             lambda name: self.mark(VALIDATE, name),
             lambda name, output: self.mark(VALIDATE, f"(after {name})"),
@@ -128,7 +135,7 @@ def looked_through(job: Job, whole: bool = False) -> HeldOut:
 @lru_cache(4)
 def look(source: HeldOutSource) -> HeldOut:
     begun, largest, counts, most, total, number = time.monotonic(), None, False, -1, 0, 0
-    feed = held_out(source.job, source.world == 1)
+    feed = validation_feed(source.job, source.world == 1)
     for batch, own in once_through(feed):
         size, number = size_of(batch), number + 1
         total += size
@@ -173,7 +180,7 @@ def rehearse_validation(run: Run, job: Job, tracker: Tracker, holders: Holders, 
     names: list[str] = []
     with validating(run, job, watch), watch.batch(found.largest):
         try:
-            names = list(batch_metrics(run, job, moved(found.largest, device)))
+            names = list(batch_metrics(run, job, to_device(found.largest, device)))
         except Mistake:
             raise
         except (

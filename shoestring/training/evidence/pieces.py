@@ -30,9 +30,9 @@ from shoestring.core.job import Job
 from shoestring.core.ledger_parts import Trait
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import DispatchMode, arguments_of, has_gradient_hooks, operation_of
-from shoestring.core.run import weighed
+from shoestring.core.run import weighted_loss
 from shoestring.measure.tracker import really_draws
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.evidence.step import first_batch
 from shoestring.training.memory.fingerprint import fingerprint, matches
 from shoestring.training.technique import TrainingTechnique as Technique
@@ -105,7 +105,7 @@ def try_in_pieces(
         return {"not tried": str(error)}
     used = [technique for technique in techniques if not technique.splits_batch]
     alone = replace(job, mesh=on_one_axis())
-    with random_state.kept():
+    with random_state.fork_rng():
         try:
             once = run_passes(alone, used, make(), [(batch, 1.0)])
         except Exception as error:
@@ -143,7 +143,7 @@ def run_passes(
 ) -> PassOutputs:
     """Losses, gradients and state after a few passes over the micro-batches, without an update."""
     model.zero_grad(set_to_none=True)
-    run = prepared(job, techniques, model)
+    run = build_run(job, techniques, model)
     state = [(value, fingerprint(value)) for value in (*model.parameters(), *model.buffers())]
     losses, scale, outside = [], 0.0, set[str]()
     for _ in range(ROUNDS):
@@ -169,7 +169,7 @@ def run_passes(
 
 
 def scale_loss(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
-    return lambda output, batch: weighed(loss(output, batch), share)
+    return lambda output, batch: weighted_loss(loss(output, batch), share)
 
 
 def differing_traits(once: PassOutputs, apart: PassOutputs) -> dict[str, str]:

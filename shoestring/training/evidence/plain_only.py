@@ -14,9 +14,9 @@ from itertools import chain, islice
 from torch import nn
 
 from shoestring.core import random_state
-from shoestring.core.blame import blamed, failure_text
+from shoestring.core.blame import blame_for, failure_text
 from shoestring.core.errors import Crashed, JobFailed, Mistake, OverBudget
-from shoestring.core.foreign import copied_module
+from shoestring.core.foreign import copy_module
 from shoestring.core.job import Job
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import looking
@@ -24,7 +24,7 @@ from shoestring.data.lengths import planned_batches
 from shoestring.measure.process import memory_free
 from shoestring.processes.task import Worker
 from shoestring.training.evidence.rehearsals import COPIES, NoRoom
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.loop import steps
 from shoestring.training.plan import TrainingDetails, TrainingPlan, training_plan
@@ -51,6 +51,7 @@ class PlainOnly:
     largest: Job | None = None  # the job planned for the batch that needs most memory, if that is known,
     numbers: tuple[int, ...] = ()  # and the candidates for that batch
     subject: str = "this model"  # what could not be inspected
+    doubt: str = ""  # why the job's data may be the cause, if the job fails
 
     @property
     def reason(self) -> str:
@@ -93,12 +94,15 @@ class PlainOnly:
             task = TrialTask(
                 file=origin.file, flags=dict(origin.flags), steps=count, largest=self.numbers, tracked=False
             )
-            return self.worker(task, self.environment)
-        if isinstance(self.error, NoRoom) or blamed(self.error).ours:
+            try:
+                return self.worker(task, self.environment)
+            except JobFailed as error:
+                raise JobFailed(f"{error}; {self.doubt}" if self.doubt else str(error)) from error
+        if isinstance(self.error, NoRoom) or blame_for(self.error).ours:
             return None
-        with random_state.kept():
+        with random_state.fork_rng():
             random_state.seed(self.job.seed)
-            model = self.made_here()
+            model = self.model_to_try()
             if model is not None:
                 random_state.seed(self.job.seed)
                 self.step_here(model)
@@ -106,7 +110,7 @@ class PlainOnly:
 
     def step_here(self, model: nn.Module) -> None:
         """Run a few plain steps of a model, with the first batches and the largest."""
-        run = prepared(self.job, (), model, tracked=False)
+        run = build_run(self.job, (), model, tracked=False)
         with looking(self.job) as feed:
             largest = (
                 planned_batches(self.largest)
@@ -116,13 +120,13 @@ class PlainOnly:
             for _ in steps(run, chain(islice(feed, STEPS), islice(largest, 1))):
                 pass
 
-    def made_here(self) -> nn.Module | None:
+    def model_to_try(self) -> nn.Module | None:
         """A model to try; None if the given object can't be copied (training need not copy it) or does not fit."""
         if self.model is None:
             return self.job.model()
         if COPIES * sum(one.nbytes for one in self.model.parameters()) > memory_free():
             return None
         try:
-            return copied_module(self.model, {})
+            return copy_module(self.model, {})
         except Exception:
             return None

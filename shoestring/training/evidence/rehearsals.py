@@ -13,7 +13,7 @@ from torch import nn
 from shoestring.core import random_state
 from shoestring.core.codec import to_json
 from shoestring.core.errors import Mistake, error_sentence, first_line, reason_text
-from shoestring.core.foreign import copied_module
+from shoestring.core.foreign import copy_module
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.mesh import Mesh, imagined_mesh
@@ -24,7 +24,7 @@ from shoestring.measure.process import memory_free
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Log
 from shoestring.planning.answers import MeasuredAnswers
-from shoestring.planning.plan import named
+from shoestring.planning.plan import techniques_text
 from shoestring.processes.task import R, Task, Worker
 from shoestring.training.catalogue import close_environment
 from shoestring.training.evidence.rehearse import rehearse, track
@@ -111,7 +111,7 @@ class Rehearsals:
             return self.ask_worker(
                 RehearseTask(**self.about_job(techniques) | stands),
                 close_environment(),
-                f"rehearsing {named(techniques)} on real tensors, because fake ones can't run it",
+                f"rehearsing {techniques_text(techniques)} on real tensors, because fake ones can't run it",
             )
         return self.log_here(replace(job, mesh=mesh), techniques)
 
@@ -126,7 +126,7 @@ class Rehearsals:
         for."""
 
         def work() -> Log:
-            self.tell(f"rehearsing {named(techniques)} on fake tensors" + " with half the batch" * half)
+            self.tell(f"rehearsing {techniques_text(techniques)} on fake tensors" + " with half the batch" * half)
             load_compiler()
             on_device = self.hardware.device != "cpu"
             return (
@@ -170,13 +170,13 @@ class Rehearsals:
 
     def log_here(self, job: Job, techniques: tuple[Technique, ...]) -> Log:
         """The log of real steps in this process, of a copy of the model; refused if that might not fit."""
-        with random_state.kept():
+        with random_state.fork_rng():
             if COPIES * self.weights() > memory_free():
                 raise NoRoom(
                     f"the model can't be planned on fake tensors ({self.guessed}), and this process has no room to try it: write "
                     f"a job file, so that it can be tried elsewhere"
                 )
-            model = self.made_here()
+            model = self.model_to_try()
             random_state.seed(job.seed)
             return track(job, techniques, model, original=self.model)
 
@@ -188,9 +188,9 @@ class Rehearsals:
             return sum(one.nbytes for one in self.job.model().parameters())
         return 0
 
-    def made_here(self) -> nn.Module:
+    def model_to_try(self) -> nn.Module:
         random_state.seed(self.job.seed)
-        return self.job.model() if self.model is None else copied_module(self.model, {})
+        return self.job.model() if self.model is None else copy_module(self.model, {})
 
     def fits_here(self, plain: Log) -> bool:
         """Whether real passes over the model are affordable in this process; `plain` is the log of plain steps."""

@@ -27,7 +27,7 @@ from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import Run, plain_run
 from shoestring.core.run_state import RunState
-from shoestring.core.run_weights import stored, traffic
+from shoestring.core.run_weights import bytes_stored, traffic
 from shoestring.core.schedule import takes_steps, with_schedule
 from shoestring.core.technique import applied, in_order
 from shoestring.data.feed import with_step_count
@@ -71,7 +71,7 @@ def run_rehearsal(
 ) -> tuple[Log, bool]:
     stage = Stage()
     stage.faithful = faithful
-    with random_state.kept():
+    with random_state.fork_rng():
         random_state.seed(job.seed)
         actor = stage.copy(model) if model is not None else stage.model(job.model)
         random_state.seed(job.seed)
@@ -93,12 +93,12 @@ def track(
     tracker = Tracker(stage)
     techniques = tuple(techniques)
     with tracker:
-        plain = prepared(job, techniques, model)
+        plain = build_run(job, techniques, model)
     if not techniques:
-        tracker.log.traits |= plain.stepping().traits.union(*(kind.noticed(plain) for kind in CATALOGUE))
-    tracker.log.stored = stored(plain)
+        tracker.log.traits |= plain.stepping().traits.union(*(kind.traits_of_run(plain) for kind in CATALOGUE))
+    tracker.log.stored = bytes_stored(plain)
     generators = generators_of(model)
-    before, sent = traffic(plain), plain.team.mesh.sent
+    before, sent = traffic(plain), plain.team.mesh.bytes_sent
     last: list[Batch] = []  # the batch of the last step: it stays in memory, as its loss does, until the next step
     with planned_data(job, plain.team.assignment, batches) as (source, held):
         holders = Holders(job, held, original, on_device)
@@ -106,8 +106,8 @@ def track(
             run = watch_run(plain, tracker, holders)
         for _ in tracked_steps(run, islice(remember_last(source, last), STEPS), tracker):
             tracker.log.moved.append(traffic(run) - before)
-            tracker.log.sent.append(run.team.mesh.sent - sent)
-            before, sent = traffic(run), run.team.mesh.sent
+            tracker.log.sent.append(run.team.mesh.bytes_sent - sent)
+            before, sent = traffic(run), run.team.mesh.bytes_sent
         tracker.log.draws |= not all(
             one.same() for one in generators
         )  # the tracker sees what torch draws, and nothing else
@@ -129,7 +129,7 @@ def planned_data(
         feeds = [stack.enter_context(planned_feed(job, assignment))]
         if job.largest is not None:
             feeds.append(stack.enter_context(data_begun(replace(job, mesh=on_one_axis()))))
-        yield feeds[0], lambda: [one for feed in feeds for one in feed.held()]
+        yield feeds[0], lambda: [one for feed in feeds for one in feed.references()]
 
 
 def remember_last(batches: Iterable[Batch], last: list[Batch]) -> Iterator[Batch]:
@@ -147,7 +147,7 @@ def tracked_steps(run: Run, batches: Iterable[Batch], tracker: Tracker) -> Itera
         yield from done
 
 
-def prepared(
+def build_run(
     job: Job,
     techniques: Iterable[Technique],
     model: nn.Module,
@@ -175,10 +175,10 @@ def prepared(
                 f"the part {name!r} of the run's state is a {type(part).__name__}, which lacks the methods of run state: let its "
                 f"class inherit from shoestring.core.run_state.RunState"
             )
-    return entered_by_methods(run) if any(map(methods, run.blocks.values())) else run
+    return with_method_calls(run) if any(map(methods, run.blocks.values())) else run
 
 
-def entered_by_methods(run: Run) -> Run:
+def with_method_calls(run: Run) -> Run:
     """The run whose blocks may be called by methods other than forward."""
 
     def forward(model: nn.Module, batch: Batch) -> Any:

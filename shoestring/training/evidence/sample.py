@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core import random_state
-from shoestring.core.foreign import copied_module
+from shoestring.core.foreign import copy_module
 from shoestring.core.job import Job
 from shoestring.core.private import FakeTensor, own_buffers, tree_leaves, tree_map
 from shoestring.measure.calls import as_calls, without_caches
@@ -26,7 +26,7 @@ from shoestring.measure.process import forget_peak, status
 from shoestring.measure.timeline import stretches
 from shoestring.measure.tracker import Tracker
 from shoestring.training.evidence.anchor import MORE, fastest, resident_bytes
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.evidence.step import first_batch
 from shoestring.training.memory.fused import can_be_fused
 
@@ -46,9 +46,9 @@ def sample_blocks(job: Job) -> dict[str, Any]:
     its tensors."""
     found: dict[tuple[Any, ...], tuple[nn.Module, Any]] = {}
     stage = Stage()
-    with random_state.kept():
+    with random_state.fork_rng():
         random_state.seed(job.seed)
-        run = prepared(job, (), stage.model(job.model))
+        run = build_run(job, (), stage.model(job.model))
         settings = dict(run.optimizer.param_groups[0])
         hooks = [
             block.register_forward_pre_hook(
@@ -93,7 +93,7 @@ def make_real(block: nn.Module, given: Any) -> tuple[nn.Module, Any]:
         )
         for old in block.parameters()
     }
-    real = copied_module(block, weights)
+    real = copy_module(block, weights)
     for part in real.modules():
         for name, buffer in own_buffers(part).items():
             if isinstance(buffer, FakeTensor):

@@ -26,7 +26,7 @@ class StagedTrials:
         for technique in techniques:
             if not isinstance(technique, StagedTechnique):
                 continue
-            tried = technique.tried_as()
+            tried = technique.trial_setting()
             if tried not in self.found:
                 self.found[tried] = result(rehearsals, evidence, tried)
             if self.found[tried].difference:
@@ -44,7 +44,7 @@ def result(rehearsals: Rehearsals, evidence: Evidence, technique: StagedTechniqu
     if rehearsals.worker is None:
         if not rehearsals.fits_here(evidence.plain):
             return StagesResult(untried="no real step could be run here")
-        return try_in_stages(rehearsals.job, rehearsals.made_here, technique)
+        return try_in_stages(rehearsals.job, rehearsals.model_to_try, technique)
     if evidence.anchor is None or evidence.anchor.sampled or evidence.anchor.eased:
         return StagesResult(untried="a plain step does not fit this machine, or takes too long")
     task = StagesTask(**rehearsals.about_job((technique,)))

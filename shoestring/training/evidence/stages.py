@@ -30,7 +30,7 @@ from shoestring.training.evidence.pieces import (
     relative_difference,
     run_passes,
 )
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.evidence.step import first_batch
 from shoestring.training.evidence.tasks import StagesResult
 from shoestring.training.group_technique import StagedTechnique
@@ -51,7 +51,7 @@ def try_in_stages(job: Job, make: Callable[[], nn.Module], technique: StagedTech
         shares = [float(job.weight(piece)) / float(job.weight(batch)) for piece in pieces]
     except (Mistake, ZeroDivisionError) as error:
         return StagesResult(untried=str(error))
-    with random_state.kept():
+    with random_state.fork_rng():
         try:
             once = run_passes(alone, (), make(), list(zip(pieces, shares, strict=True)))
         except Exception as error:
@@ -84,7 +84,7 @@ def run_passes_in_stages(
     def run_of(mesh: Mesh) -> Run:
         model = make()
         model.zero_grad(set_to_none=True)
-        return prepared(replace(job, mesh=mesh), (technique,), model)  # which frees other stages' weights
+        return build_run(replace(job, mesh=mesh), (technique,), model)  # which frees other stages' weights
 
     line, losses = technique.line(run_of), []
     for _ in range(ROUNDS):

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from shoestring.core.sums import Speeds
-from shoestring.core.technique import built, described, in_order
+from shoestring.core.sum_costs import Speeds
+from shoestring.core.technique import in_order, technique_from, technique_json
 from shoestring.measure.tracker import Log
 from shoestring.processes.task import GroupSeat, JobTask, R, Tell
 from shoestring.training.catalogue import CATALOGUE
@@ -33,12 +33,12 @@ class TechniqueSpec:
 
 
 def specs_of(techniques: Iterable[TrainingTechnique]) -> tuple[TechniqueSpec, ...]:
-    return tuple(TechniqueSpec(**described(one)) for one in techniques)
+    return tuple(TechniqueSpec(**technique_json(one)) for one in techniques)
 
 
 def techniques_of(specs: Iterable[TechniqueSpec]) -> tuple[TrainingTechnique, ...]:
     """The techniques, in the order in which they are applied."""
-    return in_order(built(one.name, one.knobs, CATALOGUE) for one in specs)
+    return in_order(technique_from(one.name, one.knobs, CATALOGUE) for one in specs)
 
 
 @dataclass(frozen=True)

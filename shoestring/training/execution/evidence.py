@@ -8,7 +8,7 @@ from shoestring.core.codec import from_json, to_json
 from shoestring.core.errors import error_sentence
 from shoestring.core.hardware import Hardware
 from shoestring.data.lengths import batches_at, planned_batches, planned_for
-from shoestring.measure.probe import measured_hardware
+from shoestring.measure.probe import measure_hardware
 from shoestring.measure.tracker import Log
 from shoestring.runs.initial_weights import fresh_model
 from shoestring.training.evidence.anchor import measure_anchor, why_not_again
@@ -90,4 +90,4 @@ def link_speed(task: LinkSpeedTask) -> LinkSpeed:
 
 
 def doctor(task: DoctorTask) -> Hardware:
-    return measured_hardware(dtypes=True)
+    return measure_hardware(dtypes=True)

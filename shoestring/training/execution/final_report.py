@@ -7,8 +7,8 @@ from typing import Any
 from shoestring.core.coordinates import coordinates
 from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job
-from shoestring.core.technique import described
-from shoestring.planning.quantities import MEASURABLE, compared
+from shoestring.core.technique import technique_json
+from shoestring.planning.quantities import MEASURABLE, compare_figures
 from shoestring.runs.history import metrics_of
 from shoestring.runs.report import Report
 from shoestring.runs.report_json import best_json, cut_json, measured_json
@@ -31,8 +31,8 @@ def finished_report(
         "budget": {"memory": request.memory},
         "predicted": predicted,
         "measured": measured_json(told),
-        "off": {one.quantity.name: one.off for one in compared(predicted, told.measured) if one.off is not None},
-        "techniques": [described(one) | {"why": one.why} for one in chosen.techniques],
+        "off": {one.quantity.name: one.off for one in compare_figures(predicted, told.measured) if one.off is not None},
+        "techniques": [technique_json(one) | {"why": one.why} for one in chosen.techniques],
         "weights_sha256": result.weights_sha256,
         "exactness": chosen.exactness.word,
         "exact": chosen.exactness <= Exactness.ROUNDING,

@@ -12,7 +12,7 @@ from shoestring.core.link import Link
 from shoestring.core.mesh import imagined_mesh
 from shoestring.data.feed import first_steps
 from shoestring.data.lengths import batches_at, once, shared_data
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.training.evidence.tasks import StepsTask, techniques_of
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.group_technique import axes_not_united, mesh_sizes
@@ -21,7 +21,7 @@ from shoestring.training.links.process_mesh import joined_mesh
 
 def job_of(task: StepsTask[Any], link: Link | None = None) -> Job:
     """The job of a task; with the link to a real group, or as a worker of an imagined group."""
-    found, stands = shared_data(loaded_job(Path(task.file), dict(task.flags))), task.position
+    found, stands = shared_data(load_job(Path(task.file), dict(task.flags))), task.position
     job = found if not task.largest else replace(found, largest=once(lambda: batches_at(found, task.largest[:1])[0]))
     techniques = techniques_of(task.techniques)
     sizes = mesh_sizes(techniques, stands.world if link is None else link.world, stands.per_copy)

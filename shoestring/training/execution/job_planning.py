@@ -18,13 +18,14 @@ from shoestring.core.exactness import Exactness, allowed_levels
 from shoestring.core.files import temporary_folder
 from shoestring.core.hardware import Hardware, cluster, for_group, measured_group
 from shoestring.core.job import Job
-from shoestring.core.technique import parsed
+from shoestring.core.technique import parse_technique
 from shoestring.data.feed import with_step_count
 from shoestring.data.lengths import shared_data
 from shoestring.measure.probe import busy_now, known_hardware, remember
 from shoestring.planning.answers import MeasuredAnswers, open_answers, without_numbers
 from shoestring.processes.group.launch import run_group, threads
 from shoestring.processes.launch import run_worker
+from shoestring.processes.nodes import Team
 from shoestring.processes.task import R, Task, Worker
 from shoestring.training.catalogue import CATALOGUE, TOGETHER
 from shoestring.training.evidence.duration import expected_seconds, remember_seconds
@@ -67,7 +68,9 @@ def plan_job(
     made = with_step_count(shared_data(job))
     place = question(made, asked.memory, use, inexact, exact, devices) if made.origin is not None else None
     expected = expected_seconds(place) if place is not None else None
-    forced = None if use is None else tuple(parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
+    forced = (
+        None if use is None else tuple(parse_technique(one, CATALOGUE) if isinstance(one, str) else one for one in use)
+    )
     if forced is not None and devices > 1 and not uniting(forced):
         forced = (*forced, TOGETHER)
     mesh_sizes(forced or (), devices)  # refuses an impossible mesh before anything is measured
@@ -91,7 +94,7 @@ def plan_job(
         outcome = planner.plain_outcome(found, budget, forced or ())
         return replace(outcome, chosen=replace(outcome.chosen, made_for=job))
     kept = (
-        kept_of(made, machine, devices, here or devices, asked.fresh_plan)
+        stored_answers(made, machine, devices, here or devices, asked.fresh_plan)
         if model is None and hardware is None
         else None
     )
@@ -135,7 +138,7 @@ def check_here(job: Job, techniques: tuple[Technique, ...], exact: str | None, d
     """Refuse techniques from a file, such as a run's plan, that can't be used for a job; earlier measurements of this
     job are used again."""
     made, machine = with_step_count(shared_data(job)), machine_for(None, devices, here, False)
-    kept = kept_of(made, machine, devices, here, False) if isinstance(machine, Hardware) else None
+    kept = stored_answers(made, machine, devices, here, False) if isinstance(machine, Hardware) else None
     try:
         check_named(
             made, techniques, None, workers(here) if made.origin is not None else None, exact, devices, here, kept
@@ -145,7 +148,7 @@ def check_here(job: Job, techniques: tuple[Technique, ...], exact: str | None, d
             kept.save()
 
 
-def kept_of(job: Job, machine: Hardware, devices: int, here: int, fresh: bool) -> MeasuredAnswers | None:
+def stored_answers(job: Job, machine: Hardware, devices: int, here: int, fresh: bool) -> MeasuredAnswers | None:
     """Measurements of earlier plannings of a job file; None if none are stored, or the job has no key."""
     if job.origin is None:
         return None
@@ -189,7 +192,7 @@ def workers(count: int) -> Worker:
     way."""
 
     def together(task: Task[R], environment: Mapping[str, str], /) -> R:
-        return run_group(task, environment, devices=count)
+        return run_group(task, environment, Team(count))
 
     return run_worker if count == 1 else together
 

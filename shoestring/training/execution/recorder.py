@@ -17,7 +17,7 @@ from shoestring.core.link import Link, agreement, agreement_bytes
 from shoestring.core.run import Run
 from shoestring.core.run_state import LivesOnDisk
 from shoestring.core.run_weights import traffic
-from shoestring.core.signals import asked_by, listen
+from shoestring.core.signals import listen, stop_reason
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
 from shoestring.runs.cadence import Cadence
@@ -32,7 +32,7 @@ from shoestring.runs.checkpoints import (
     whole_number,
 )
 from shoestring.runs.event import Begun, Event, Failed, Finished, Stepped, Stopped, Validated, Warned
-from shoestring.runs.events import Events
+from shoestring.runs.event_log import Events
 from shoestring.runs.folder import Folder
 from shoestring.runs.modules import note_modules
 from shoestring.runs.saver import Saver, Snapshot, gather_only
@@ -75,7 +75,7 @@ class Recorder:
         self.stop = ""  # the reason to stop; empty: continue
         self.signal = 0  # the signal that asked to stop; 0: none
         self.warned = False
-        listen(self.asked_to_stop)
+        listen(self.on_signal)
 
     def tell(self, event: Event) -> None:
         if self.events is None:
@@ -86,10 +86,10 @@ class Recorder:
         except OSError:
             self.stop = self.stop or "its launcher is gone"
 
-    def asked_to_stop(self, number: int, frame: Any) -> None:
+    def on_signal(self, number: int, frame: Any) -> None:
         if self.stop:
             os._exit(128 + number)
-        self.stop, self.signal = asked_by(number), number
+        self.stop, self.signal = stop_reason(number), number
 
     def look(self) -> bool:
         """Find the newest good checkpoint; returns whether there is one. The first worker does it for all."""
@@ -126,7 +126,7 @@ class Recorder:
 
     def resume(self, run: Run, feed: Feed) -> int:
         """Restore the checkpoint that was found; returns its step, 0 for a new run."""
-        self.saver.on_disk = [part.saved for part in run.state_that(LivesOnDisk)]
+        self.saver.on_disk = [part.note_saved for part in run.state_that(LivesOnDisk)]
         for text in filter(None, (part.remark for part in run.state.values())):
             self.tell(Warned(text))
         self.saver.by_loss = not feed.job.validates
@@ -144,6 +144,7 @@ class Recorder:
                 step=self.step,
                 how=feed.how if self.step else "from the beginning",
                 world=self.link.world,
+                together=max(feed.loading_processes[0], 1),
             )
         )
         return self.step
@@ -296,7 +297,7 @@ class Meter:
 
     def begin(self) -> None:
         """A step begins; bytes since the last step belonged to a checkpoint."""
-        self.before = traffic(self.run), self.run.team.mesh.sent
+        self.before = traffic(self.run), self.run.team.mesh.bytes_sent
 
     def step(self) -> tuple[int | None, int | None]:
         """Bytes that the last step moved and sent, including the agreement after it; None without a disk, or without
@@ -307,6 +308,6 @@ class Meter:
             if self.run.team.synchronised() and not self.run.team.assignment.asynchronous
             else 0
         )
-        sent = self.run.team.mesh.sent - self.before[1] + agreed
+        sent = self.run.team.mesh.bytes_sent - self.before[1] + agreed
         self.steps, self.sent = self.steps + 1, self.sent + sent
         return moved - self.before[0] if moved else None, sent if world > 1 else None

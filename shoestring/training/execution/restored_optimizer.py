@@ -35,11 +35,11 @@ def lack_of(optimizer: optim.Optimizer, names: Mapping[int, str]) -> str:
     for group in optimizer.param_groups if type(optimizer) in READ else ():
         for weight in group["params"]:
             if weight.requires_grad and (told := lack_of_weight(optimizer, group, weight)):
-                return f"{told} for {repr(names[id(weight)]) if id(weight) in names else described(weight)}"
+                return f"{told} for {repr(names[id(weight)]) if id(weight) in names else weight_text(weight)}"
     return ""
 
 
-def described(weight: Tensor) -> str:
+def weight_text(weight: Tensor) -> str:
     return f"a weight of {' x '.join(map(str, weight.shape)) or 'one number'}"
 
 
@@ -50,7 +50,7 @@ def lack_of_weight(optimizer: optim.Optimizer, group: dict[str, Any], weight: Te
         return f"a {type(found).__name__} instead of an optimizer's state"
     stand_in = torch.zeros([min(size, SIDE) for size in weight.shape], dtype=weight.dtype, device=weight.device)
     try:
-        needed = kept_after_a_step(optimizer, group, nn.Parameter(stand_in))
+        needed = first_step_state(optimizer, group, nn.Parameter(stand_in))
     except Exception as error:  # of the settings: they were loaded too
         return f"settings that {type(optimizer).__name__} can't step with ({error_sentence(error)})"
     for name, value in needed.items() if found else ():
@@ -61,7 +61,7 @@ def lack_of_weight(optimizer: optim.Optimizer, group: dict[str, Any], weight: Te
     return ""
 
 
-def kept_after_a_step(optimizer: optim.Optimizer, group: dict[str, Any], weight: nn.Parameter) -> Mapping[str, Any]:
+def first_step_state(optimizer: optim.Optimizer, group: dict[str, Any], weight: nn.Parameter) -> Mapping[str, Any]:
     """What such an optimizer keeps of a weight after its first step."""
     twin = copy(optimizer)  # as pickle does: without hooks, and without what a technique put on this one
     twin.state, twin.param_groups = defaultdict(dict), [group | {"params": [weight]}]

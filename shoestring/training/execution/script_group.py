@@ -18,8 +18,9 @@ from torch import nn
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.processes.group.launch import run_group
+from shoestring.processes.nodes import Team
 from shoestring.runs.event import Event, Stepped, Stopped, Validated
-from shoestring.runs.events import note
+from shoestring.runs.event_log import note
 from shoestring.runs.export import checkpoint_of, model_of, named_weights
 from shoestring.runs.options import RunOptions
 from shoestring.runs.report import Report, report_of
@@ -51,7 +52,7 @@ class ScriptRunByGroup(ScriptRun):
     def check_kept(self, plan: TrainingPlan) -> None:
         check_named(self.sent, plan.techniques, self.own, workers(self.devices), devices=self.devices)
 
-    def done(self, on_event: Callable[[Event], None] = silent) -> Report:
+    def run(self, on_event: Callable[[Event], None] = silent) -> Report:
         """Train to the end; then the weights are in the model."""
         folder = self.session.folder
         assert self.sent.origin is not None, "workers make it from a file"
@@ -67,7 +68,11 @@ class ScriptRunByGroup(ScriptRun):
         with self.session, self.session.noting_failure():
             try:
                 result = run_group(
-                    task, worker_environment(self.plan.techniques), on_event, self.session.held.lock.file, self.devices
+                    task,
+                    worker_environment(self.plan.techniques),
+                    Team(self.devices),
+                    on_event,
+                    self.session.held.lock.file,
                 )
             except NobodyAsks:
                 note(folder.path, Stopped(text="the script did not ask for more; what was not saved is done again"))
@@ -105,7 +110,7 @@ class ScriptRunByGroup(ScriptRun):
 
         def work() -> None:
             try:
-                self.done(on_event)
+                self.run(on_event)
                 follow.flush()
             except BaseException as error:
                 ended.append(error)

@@ -21,18 +21,18 @@ from torch import Tensor, nn
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.options import as_arguments
-from shoestring.core.run_weights import brought_home
-from shoestring.core.signals import deliver, handlers_restored
+from shoestring.core.run_weights import bring_home
+from shoestring.core.signals import deliver, restore_handlers
 from shoestring.data.lengths import check_given
 from shoestring.jobfile import IMPORTED, resolved_arguments
 from shoestring.processes.task import Worker
 from shoestring.runs.event import Adopted, Event, Planning, Warned
-from shoestring.runs.events import note
+from shoestring.runs.event_log import note
 from shoestring.runs.modules import changed_text, imported_modules, kept_modules, refusal
 from shoestring.runs.options import RunOptions
 from shoestring.runs.report import report_of
 from shoestring.runs.request import Request, environment_now, request_for
-from shoestring.runs.resume import opened, without_a_step
+from shoestring.runs.resume import open_run, without_a_step
 from shoestring.runs.session import PLAN, RoomRun, Session
 from shoestring.show.page import page
 from shoestring.training.execution.batch_sizes import expected_batches
@@ -74,7 +74,9 @@ class ScriptRun(RoomRun[TrainingPlan, TrainResult]):
         assert asked.run is not None, "a run has a folder"
         self.job, self.outcome, self.model, self.cadence, self.adopt = job, outcome, model, asked.cadence, asked.adopt
         request, source = request_of(job, model)
-        self.session = Session(opened(Path(asked.run), request, source, asked.fresh, asked.adopt), page, by_script=True)
+        self.session = Session(
+            open_run(Path(asked.run), request, source, asked.fresh, asked.adopt), page, by_script=True
+        )
         try:
             if job.origin is not None and not asked.adopt:
                 self.refuse_changed_modules()
@@ -118,7 +120,7 @@ class ScriptRun(RoomRun[TrainingPlan, TrainResult]):
         note(self.session.folder.path, Planning(self.session.request.memory))
         return self.outcome
 
-    def chosen(self, outcome: TrainingOutcome) -> None:
+    def note_plan(self, outcome: TrainingOutcome) -> None:
         for text in outcome.chosen.warnings:
             warnings.warn(as_arguments(text), stacklevel=2)
 
@@ -145,17 +147,17 @@ class ScriptRunHere(ScriptRun):
     def steps(self) -> Iterator[tuple[int, float, Any]]:
         """Train: number, loss and metrics of every step. A caller that stops requesting steps leaves a run that can be
         resumed."""
-        with self.session, self.session.noting_failure(), handlers_restored():
+        with self.session, self.session.noting_failure(), restore_handlers():
             expected = expected_batches(self.plan)
             made = Training(self.job, self.plan.techniques, self.recording(), silent, expected, self.model)
             assert made.recorder is not None, "there is a folder"
             try:
                 for number in made.each():
                     yield number, made.losses[-1], made.course.metrics(number)
-                self.ended(made)
+                self.finish(made)
             except GeneratorExit:
                 made.recorder.stop = "the script did not ask for more"
-                self.ended(made)
+                self.finish(made)
                 raise
             finally:
                 made.feed.close()
@@ -164,13 +166,13 @@ class ScriptRunHere(ScriptRun):
         if asked and not made.course.over(made.number):  # saved: now the signal takes its normal effect
             deliver(asked)
 
-    def ended(self, made: Training) -> None:
+    def finish(self, made: Training) -> None:
         """Record the end in the folder, and leave the weights in the model."""
         result = made.finish()
         self.session.end(self, self.plan, result)
         if result.unsaved:
             raise Mistake(result.unsaved)
-        brought_home(made.run)
+        bring_home(made.run)
 
 
 def silent(event: Event) -> None:

@@ -13,14 +13,14 @@ from torch import nn
 from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.data.feed import NO_BATCH, Feed
 from shoestring.measure.instructions import require
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.processes.task import Worker
-from shoestring.runs.initial_weights import fresh_model, source, valued
+from shoestring.runs.initial_weights import fill_weights, fresh_model, source
 from shoestring.runs.options import RunOptions
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.execution.job_planning import plan_job, workers
 from shoestring.training.execution.script_run import ScriptRunHere
 from shoestring.training.loop import finite, steps
@@ -65,7 +65,7 @@ def steps_here(
     """Train in this process with techniques that can be used for the job."""
     if model is None:
         random_state.seed(job.seed)
-        model = valued(job.model(), job).to("cuda" if torch.cuda.is_available() else "cpu")
+        model = fill_weights(job.model(), job).to("cuda" if torch.cuda.is_available() else "cpu")
         if (found := source(model, job)) and found.note:
             warnings.warn(f"the job's weights: {found.note}", stacklevel=6)
     random_state.seed(job.seed)
@@ -74,7 +74,7 @@ def steps_here(
             require(SHORT[dtype])
     feed = Feed(job)
     counted_job = replace(job, steps=feed.steps_in_all, epochs=0) if feed.steps_in_all else job
-    run = prepared(counted_job, techniques, model, tracked=False)
+    run = build_run(counted_job, techniques, model, tracked=False)
     feed.assignment = run.team.assignment
     course, number = Progress(job, run, feed), 0
     for number, loss in enumerate(steps(run, course.batches()), 1):
@@ -84,4 +84,4 @@ def steps_here(
             break
     if not number:
         raise Mistake(NO_BATCH)
-    brought_home(run)
+    bring_home(run)

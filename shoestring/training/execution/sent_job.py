@@ -25,10 +25,10 @@ from typing import Any
 
 from torch import nn
 
+from shoestring.core.data_objects import GivenData
 from shoestring.core.errors import Mistake
-from shoestring.core.given import GivenData
 from shoestring.core.job import Job
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.runs.export import model_of
 from shoestring.training.execution.script_run import job_description
 
@@ -130,7 +130,7 @@ def send_job(job: Job, model: nn.Module | None, folder: Path, devices: int) -> J
         ),
         encoding="utf-8",
     )
-    return replace(loaded_job(file, {}), mesh=job.mesh)
+    return replace(load_job(file, {}), mesh=job.mesh)
 
 
 def pickle_value(value: Any, what: str) -> tuple[bytes, set[str]]:

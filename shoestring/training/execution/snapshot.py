@@ -184,7 +184,7 @@ def divided_weights(run: Run) -> dict[str, Any]:
         name: one
         for part in run.state_that(KeepsWeights)
         if not isinstance(part, LivesOnDisk)
-        for name, one in part.kept.items()
+        for name, one in part.weights_elsewhere.items()
     }
 
 

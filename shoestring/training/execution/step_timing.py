@@ -19,7 +19,7 @@ def own_times(run: Run) -> OwnTimes | None:
     return next((found for part in run.state_that(RecordsTimes) if (found := part.own_times) is not None), None)
 
 
-def told_after(run: Run, steps: int, peak: int) -> StageTimes | None:
+def report_timeline(run: Run, steps: int, peak: int) -> StageTimes | None:
     """After a step, the timeline of the whole group, if a report is due; called by all workers."""
     if steps != TOLD_AFTER or own_times(run) is None or run.team.assignment.asynchronous:
         return None

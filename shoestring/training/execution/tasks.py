@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoestring.core.hardware import Hardware
-from shoestring.core.sums import Rate
+from shoestring.core.sum_costs import Rate
 from shoestring.processes.messages import Closing
 from shoestring.processes.task import GroupHistory, Task, Tell
 from shoestring.training.evidence.tasks import (
@@ -72,7 +72,7 @@ class TrainTask(StepsTask[TrainResult]):
 
         return training.train(self, tell, link)
 
-    def stopped(self, step: int | None) -> TrainResult:
+    def stop_result(self, step: int | None) -> TrainResult:
         return TrainResult(stopped=step)
 
     def in_group(self, result: TrainResult, group: GroupHistory) -> TrainResult:

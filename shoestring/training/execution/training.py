@@ -29,7 +29,7 @@ from shoestring.core.job import Job
 from shoestring.core.link import GroupDone, Link
 from shoestring.core.run import Run
 from shoestring.core.run_state import LivesOnDisk
-from shoestring.core.run_weights import digest_state, guarded_outside, stored_weights, weights
+from shoestring.core.run_weights import digest_state, guard_outside, stored_weights, weights
 from shoestring.core.seams import calls_user
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import NO_BATCH, Feed
@@ -40,16 +40,16 @@ from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Tracker, watch_run
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Event, Measured, Stepped, Warned
-from shoestring.runs.history import History, measured, measured_by
+from shoestring.runs.history import History, measured_by, measured_figures
 from shoestring.runs.initial_weights import fresh_model, source
 from shoestring.runs.tensors import pieces, write_tensors
 from shoestring.training.evidence.held_out import Watching, looked_through
-from shoestring.training.evidence.rehearse import prepared, tracked_steps
+from shoestring.training.evidence.rehearse import build_run, tracked_steps
 from shoestring.training.evidence.tasks import TrialResult, TrialTask, techniques_of
 from shoestring.training.execution.batch_sizes import TRACKED, BatchSizes, ExpectedBatches
 from shoestring.training.execution.job_of_task import job_of
 from shoestring.training.execution.recorder import Meter, Recorder, RecordingSettings
-from shoestring.training.execution.step_timing import own_times, stage_times, told_after
+from shoestring.training.execution.step_timing import own_times, report_timeline, stage_times
 from shoestring.training.execution.tasks import TrainResult, TrainTask
 from shoestring.training.loop import finite, steps
 from shoestring.training.progress import Progress
@@ -135,7 +135,7 @@ class Training:
         self.noted = self.told = 0  # tracked steps whose memory was read; bytes that were reported
         self.last: list[Any] = []  # the batch of the last step,
         self.loss: Any = None  # and its loss: both stay in memory during a validation
-        self.holders = Holders(self.job, self.feed.held)
+        self.holders = Holders(self.job, self.feed.references)
         if expects.tracked:
             self.course.watch = Watching(self.run, self.tracker, self.holders, lambda: (self.last, self.loss))
         self.untracked = ""  # why the tracker failed, once that was reported
@@ -266,7 +266,10 @@ class Training:
         go_on = self.recorder.after(self.run, self.course, step) if self.recorder else True
         if self.course.validated_at == self.number and self.noted:
             self.note_validation()
-        if self.recorder and (told := told_after(self.run, self.meter.steps, self.tensors["peak_bytes"])) is not None:
+        if (
+            self.recorder
+            and (told := report_timeline(self.run, self.meter.steps, self.tensors["peak_bytes"])) is not None
+        ):
             self.recorder.tell(replace(told, step=self.number))
         self.meter.begin()
         if self.recorder is None:
@@ -335,9 +338,9 @@ class Training:
     def figures(self, workers: list[Any]) -> dict[str, Any]:
         """The measured figures: of the whole run if a folder has its events, else of these steps."""
         if self.recorder:
-            return measured(History().read(self.recorder.folder.path))
+            return measured_figures(History().read(self.recorder.folder.path))
         self.history.add(measured_by(workers))
-        found = measured(self.history)
+        found = measured_figures(self.history)
         return (
             found if found.get("peak_bytes") else {name: value for name, value in found.items() if name != "peak_bytes"}
         )
@@ -382,7 +385,7 @@ def made_run(
             random_state.seed(job.seed)
         check_same_weights(model, job.link)
         with tracker or nullcontext():
-            return prepared(
+            return build_run(
                 job, techniques, model, recorder.folder.path if recorder else None, resumed, tracker is not None
             )
 
@@ -423,7 +426,7 @@ def trained_model(job: Job, run: Run, file: str, warn: Callable[[str], None]) ->
     elif job.show is not None:
         run.model.eval()
         try:
-            with torch.no_grad(), run.outside.usable(), guarded_outside(run):
+            with torch.no_grad(), run.outside.usable(), guard_outside(run):
                 shown = job.show(run.model) if run.team.link.rank == 0 else ""
         except Exception as error:  # of a diverged model, for example: the run is finished all the same
             warn(f"the job's show failed: {failure_text(error)}; the weights are saved")

@@ -69,7 +69,7 @@ def verify_plan(job: Job, plan: TrainingPlan, count: int) -> dict[str, Any]:
     levels = own_levels(rehearsals, singles)
     with temporary_folder() as folder:
 
-        def trained(techniques: tuple[Technique, ...], name: str) -> TrainedWeights:
+        def train_with(techniques: tuple[Technique, ...], name: str) -> TrainedWeights:
             task = TrainTask(
                 **rehearsals.about_job(techniques),
                 steps=count,
@@ -79,10 +79,10 @@ def verify_plan(job: Job, plan: TrainingPlan, count: int) -> dict[str, Any]:
             result = run_worker(task, worker_environment(techniques))
             return TrainedWeights(result, dict(TensorFile(Path(folder, name)).items()))
 
-        plain = trained((), "plain")
-        whole = trained(plan.techniques, "plan")
+        plain = train_with((), "plain")
+        whole = train_with(plan.techniques, "plan")
         verdicts = [
-            verdict(text(one), min(plan.exactness, level), plain, trained((one,), "one"))
+            verdict(text(one), min(plan.exactness, level), plain, train_with((one,), "one"))
             for one, level in zip(singles, levels, strict=True)
         ]
         verdicts.append(verdict(str(plan), plan.exactness, plain, whole))

@@ -18,7 +18,8 @@ from torch import distributed as dist
 
 from shoestring.core.link import DeadlinePassed, Link, PeerLost, Received, Sending
 from shoestring.core.private import all_gather, without_modes
-from shoestring.core.sums import BY_MESSAGES, Speeds
+from shoestring.core.sum_costs import Speeds
+from shoestring.core.sums import BY_MESSAGES
 from shoestring.training.links.sums import add_up
 
 SUMS = 1  # tag of messages that belong to an all-reduce, so that `receive` from any worker takes none of them
@@ -121,7 +122,7 @@ class PendingCollective:
         self.tensors = tensors  # keeps their memory until all is done
         try:
             with without_modes():
-                self.work = begin(*map(lent, tensors))
+                self.work = begin(*map(borrow, tensors))
         except RuntimeError as error:
             raise PeerLost(str(error)) from error
 
@@ -133,7 +134,7 @@ class PendingCollective:
         self.tensors = ()
 
 
-def lent(tensor: Tensor) -> Tensor:
+def borrow(tensor: Tensor) -> Tensor:
     """A tensor that shares another's memory without owning it. Gloo's threads free their tensors some time after they
     are done, and a tensor's lifetime must not depend on that."""
     if tensor.device.type != "cpu" or not tensor.nbytes or not tensor.is_contiguous():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.core.files import clear, made_and_held
+from shoestring.core.files import clear, make_and_lock
 from shoestring.core.link import Link
 from shoestring.core.units import bytes_text
 
@@ -30,8 +30,8 @@ class Shared:
     own memory."""
 
     def __init__(self, link: Link, tensors: Sequence[Tensor], count: int = 0) -> None:
-        begin = aligned(count)
-        size = begin + sum(aligned(tensor.nbytes) for tensor in tensors)
+        begin = round_up_to_line(count)
+        size = begin + sum(round_up_to_line(tensor.nbytes) for tensor in tensors)
         self.file: int | None = None
         if link.imagined:
             memory = tensors[0].detach().new_empty(size, dtype=torch.uint8)
@@ -54,7 +54,7 @@ def move(tensors: Sequence[Tensor], memory: Tensor, begin: int, fill: bool) -> N
         if fill:
             there.copy_(tensor.detach())
         tensor.data = there
-        begin += aligned(tensor.nbytes)
+        begin += round_up_to_line(tensor.nbytes)
 
 
 def require(link: Link, path: str, size: int) -> None:
@@ -89,7 +89,7 @@ def create_file(size: int) -> tuple[str, int] | None:
     for place in PLACES:
         clear(Path(place).glob(f"{PREFIX}*"))
         with suppress(OSError):
-            path, file = made_and_held(partial(with_room, place, size))
+            path, file = make_and_lock(partial(with_room, place, size))
             return str(path), file
     return None
 
@@ -107,7 +107,7 @@ def with_room(place: str, size: int) -> Path:
     return Path(path)
 
 
-def aligned(size: int) -> int:
+def round_up_to_line(size: int) -> int:
     """
     >>> aligned(0), aligned(1), aligned(64)
     (0, 64, 64)

@@ -22,7 +22,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from shoestring.core.link import CompletedWork, DeadlinePassed, Link, Sending
-from shoestring.core.sums import MEMORY, Speeds
+from shoestring.core.sum_costs import Speeds
+from shoestring.core.sums import MEMORY
 from shoestring.training.links import mailbox
 from shoestring.training.links.mailbox import Mailbox
 from shoestring.training.links.process_link import ProcessLink
@@ -107,7 +108,7 @@ class SharedMemoryLink(ProcessLink):
 
     def add_up(self, tensor: Tensor) -> None:
         for chunk in chunks(numbers(tensor), self.slots.shape[-1]):
-            slots = self.shown(chunk)
+            slots = self.show_to_all(chunk)
             bounds = [len(chunk) * rank // self.world for rank in range(self.world + 1)]
             parts = [slice(*pair) for pair in pairwise(bounds)]
             own = parts[self.rank]
@@ -122,7 +123,7 @@ class SharedMemoryLink(ProcessLink):
         begin = 0
         rows = numbers(whole).reshape(self.world, -1)
         for chunk in chunks(numbers(part), self.slots.shape[-1] // self.world):
-            slots = self.shown(rows[:, begin : begin + len(chunk)])
+            slots = self.show_to_all(rows[:, begin : begin + len(chunk)])
             total([slot[self.rank] for slot in slots], chunk)
             begin += len(chunk)
 
@@ -130,11 +131,11 @@ class SharedMemoryLink(ProcessLink):
         begin = 0
         rows = numbers(whole).reshape(self.world, -1)
         for chunk in chunks(numbers(part), self.slots.shape[-1]):
-            for row, slot in zip(rows, self.shown(chunk), strict=True):
+            for row, slot in zip(rows, self.show_to_all(chunk), strict=True):
                 row[begin : begin + len(chunk)] = slot
             begin += len(chunk)
 
-    def shown(self, mine: Numbers) -> list[Numbers]:
+    def show_to_all(self, mine: Numbers) -> list[Numbers]:
         """Every worker's numbers, after the barrier; each slot has the shape of this worker's numbers."""
         self.turn = 1 - self.turn
         slots = [slot[: mine.nbytes].view(mine.dtype).reshape(mine.shape) for slot in self.slots[self.turn]]

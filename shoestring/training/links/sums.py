@@ -7,7 +7,8 @@ from typing import Protocol
 from torch import Tensor
 
 from shoestring.core.link import Sending
-from shoestring.core.sums import AllReduceTable, Receive, rounds
+from shoestring.core.sum_costs import AllReduceTable
+from shoestring.core.sums import Receive, rounds
 
 
 class Carrier(Protocol):

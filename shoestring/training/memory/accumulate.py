@@ -25,7 +25,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.ledger_parts import Trait
-from shoestring.core.run import Run, weighed
+from shoestring.core.run import Run, weighted_loss
 from shoestring.training.technique import MIXED, TrainingTechnique
 
 
@@ -114,4 +114,4 @@ class Accumulate(TrainingTechnique):
 
 
 def scale_loss(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
-    return lambda output, batch: weighed(loss(output, batch), share)
+    return lambda output, batch: weighted_loss(loss(output, batch), share)

@@ -23,7 +23,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.private import own_parameters, tree_leaves
 from shoestring.core.run import Run
 from shoestring.core.run_state import RunState, TrainsBeside
-from shoestring.measure.interception import OnTop, patched
+from shoestring.measure.interception import OnTop, patch_forwards
 from shoestring.runs.low_rank import merge_updates, with_update
 
 HALVES = (torch.bfloat16, torch.float16)  # updates of weights in these dtypes are kept in float32
@@ -60,7 +60,7 @@ class Adapters(RunState, TrainsBeside):
         self.active, self.inside, self.watched = False, set[nn.Module](), set[str]()
 
     @property
-    def trained(self) -> list[nn.Parameter]:
+    def trainable(self) -> list[nn.Parameter]:
         """All parameters that are trained."""
         model = dict(
             self.model.named_parameters(remove_duplicate=False)
@@ -71,14 +71,16 @@ class Adapters(RunState, TrainsBeside):
     # Adding the updates in a forward
 
     @contextmanager
-    def added(self) -> Iterator[None]:
+    def adding_updates(self) -> Iterator[None]:
         """While inside, the model computes with the updates."""
         if self.active:
             yield
             return
         self.active = True
         try:
-            with patched({one.module: OnTop(one.module.forward, self.adding(one)) for one in self.updates.values()}):
+            with patch_forwards(
+                {one.module: OnTop(one.module.forward, self.adding(one)) for one in self.updates.values()}
+            ):
                 yield
         finally:
             self.active = False
@@ -87,7 +89,7 @@ class Adapters(RunState, TrainsBeside):
         """A function that wraps a module's forward so that it adds the update."""
 
         def on_top(forward: Callable[..., Any]) -> Callable[..., Any]:
-            def adapted(*args: Any, **kwargs: Any) -> Tensor:
+            def forward_with_update(*args: Any, **kwargs: Any) -> Tensor:
                 self.inside.add(update.module)
                 try:
                     plain: Tensor = forward(*args, **kwargs)
@@ -96,7 +98,7 @@ class Adapters(RunState, TrainsBeside):
                 x = args[0] if args else next(iter(kwargs.values()))
                 return plain + update.of(x, self.scale).to(plain.dtype)
 
-            return adapted
+            return forward_with_update
 
         return on_top
 
@@ -110,7 +112,7 @@ class Adapters(RunState, TrainsBeside):
                 False
             )  # torch's encoder layers would use weights without calling their modules
             try:
-                with before(), self.added(), self.watching("evaluation"):
+                with before(), self.adding_updates(), self.watching("evaluation"):
                     yield
             finally:
                 torch.backends.mha.set_fastpath_enabled(fast)
@@ -160,10 +162,10 @@ class Adapters(RunState, TrainsBeside):
                 one.a.copy_(state["A"][name])
                 one.b.copy_(state["B"][name])
 
-    def merged(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+    def merge(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         return merge_updates(weights, self.state_dict())
 
-    def told(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+    def digest_state(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         return trained_state(weights, self.state_dict())
 
     def finish(self) -> None:
@@ -177,7 +179,7 @@ class Adapters(RunState, TrainsBeside):
 
     @property
     def remark(self) -> str:
-        count = sum(parameter.numel() for parameter in self.trained)
+        count = sum(parameter.numel() for parameter in self.trainable)
         whole = sum(parameter.numel() for parameter in self.needed)
         also = f" and {len(self.whole)} weights as they are" * bool(self.whole)
         left = "; ".join(f"{name} {why}" for name, why in list(self.left.items())[:3])

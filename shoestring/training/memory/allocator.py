@@ -62,7 +62,7 @@ def following() -> Allocator:
     return Allocator("huge" if has_huge_pages() else "pinned")
 
 
-def installed() -> tuple[str, ...]:
+def available_kinds() -> tuple[str, ...]:
     return tuple(kind for kind in KINDS if kind not in LIBRARIES or library(kind))
 
 
@@ -89,7 +89,7 @@ class Allocator(TrainingTechnique):
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Allocator, ...]:
         return tuple(
-            cls(kind) for kind in installed() if kind not in ("default", "pinned" if has_huge_pages() else "huge")
+            cls(kind) for kind in available_kinds() if kind not in ("default", "pinned" if has_huge_pages() else "huge")
         )
 
     @property

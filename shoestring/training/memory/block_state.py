@@ -132,16 +132,16 @@ class FrozenItems:
     def __init__(self, container: Any) -> None:
         self.container, self.kind = container, container_kind(container)
         self.length = self.kind.__len__(container)
-        self.items = self.listed() if self.length <= LONG else None
+        self.items = self.items_now() if self.length <= LONG else None
 
-    def listed(self) -> list[Any]:
+    def items_now(self) -> list[Any]:
         """Its items in order; for a dict its keys, then its values."""
         return [*(self.kind.keys(self.container) if issubclass(self.kind, dict) else ()), *items_of(self.container)]
 
     def same(self) -> bool:
         if self.kind.__len__(self.container) != self.length or self.items is None:
             return bool(self.kind.__len__(self.container) == self.length)
-        return all(map(is_, self.listed(), self.items))
+        return all(map(is_, self.items_now(), self.items))
 
     def put(self) -> None:
         if self.items is None:

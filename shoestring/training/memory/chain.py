@@ -44,7 +44,9 @@ def recomputed_costs(blocks: Sequence[Block], schedule: Schedule) -> tuple[Block
                 changes[number] = {"kept": 0.0}
             changes[last] = {"kept": blocks[last].output}
             add_replay_cost(blocks, changes, item, 0.0, blocks[last].output)
-    return tuple(block.changed(**change) if change else block for block, change in zip(blocks, changes, strict=True))
+    return tuple(
+        block.with_changes(**change) if change else block for block, change in zip(blocks, changes, strict=True)
+    )
 
 
 def add_replay_cost(

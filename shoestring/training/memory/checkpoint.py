@@ -120,7 +120,7 @@ def ledger_schedule(blocks: Sequence[Block], schedule: Schedule) -> Schedule:
     blocks."""
     positions = [position for position, block in enumerate(blocks) if block.inside]
 
-    def moved(items: Schedule) -> list[Any]:
+    def to_block_positions(items: Schedule) -> list[Any]:
         out: list[Any] = []
         for item in items:
             if isinstance(item, int):
@@ -128,7 +128,7 @@ def ledger_schedule(blocks: Sequence[Block], schedule: Schedule) -> Schedule:
                     out.append(positions[item])
                 continue
             inner: list[Any] = []
-            for part in moved(item):
+            for part in to_block_positions(item):
                 if inner and flat((part,))[0] != flat(tuple(inner))[-1] + 1:
                     out.append(tuple(inner))
                     inner = []
@@ -137,7 +137,7 @@ def ledger_schedule(blocks: Sequence[Block], schedule: Schedule) -> Schedule:
                 out.append(tuple(inner))
         return out
 
-    return tuple(moved(schedule))
+    return tuple(to_block_positions(schedule))
 
 
 def optimal(ledger: Ledger) -> list[Schedule]:

@@ -121,7 +121,7 @@ class DiskStore:
         directory = self.path.parent if self.path else Path(tempfile.gettempdir())
         there = self.path.stat().st_blocks * 512 if self.path and self.path.exists() else 0
         require_room(directory, self.end, there)
-        self.file = self.opened(directory)
+        self.file = self.open_file(directory)
         try:
             os.posix_fallocate(self.file, 0, self.end)
         except OSError as error:
@@ -131,7 +131,7 @@ class DiskStore:
             ) from error
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="disk store")
 
-    def opened(self, directory: Path) -> int:
+    def open_file(self, directory: Path) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # a sent folder may hold a symbolic link
         if self.path is None:
             number, name = tempfile.mkstemp(dir=directory)
@@ -188,13 +188,13 @@ class DiskStore:
         assert buffer.view is not None, "real bytes move in real memory"
         view = buffer.view[begin : begin + size]
 
-        def done() -> None:
+        def work_in_turn() -> None:
             for other in (earlier, before):
                 if other is not None:
                     other.result()
             work(view)
 
-        buffer.pending = self.threads.submit(done)
+        buffer.pending = self.threads.submit(work_in_turn)
 
     def write_now(self, region: Region, slot: int, view: memoryview) -> None:
         check = xxh3_64()
@@ -310,11 +310,11 @@ class OnDisk(LivesOnDisk):
     store: DiskStore
 
     @property
-    def moved(self) -> int:
+    def bytes_moved(self) -> int:
         return self.store.moved
 
     @property
-    def stored(self) -> int:
+    def bytes_stored(self) -> int:
         return self.store.end
 
     @property
@@ -332,7 +332,7 @@ class OnDisk(LivesOnDisk):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.store.load_state_dict(state["regions"])
 
-    def saved(self) -> None:
+    def note_saved(self) -> None:
         """A checkpoint with this state is safe on disk."""
         self.store.pin()
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
 from shoestring.core.run_state import KeepsAverages, RunState
@@ -45,17 +44,11 @@ class EMA(TrainingTechnique):
     order: ClassVar[int] = 65
     exact: ClassVar[bool] = True
     why: ClassVar[str] = "a moving average of the weights is kept, validated and exported"
+    on_request: ClassVar[bool] = True  # it saves nothing
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.decay < 1.0:
             raise Mistake(f"EMA(decay={self.decay}): give a number from 0 (the weights themselves) to less than 1")
-
-    @classmethod
-    def choices(cls, ledger: Ledger) -> tuple[EMA, ...]:
-        return ()  # it saves nothing: used only when asked for
-
-    def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.BITS
 
     def cost(self, ledger: Ledger) -> Ledger:
         copy, machine = ledger.standing.parameters, ledger.machine

@@ -45,7 +45,7 @@ class FusedOptimizer(TrainingTechnique):
     why: ClassVar[str] = "one kernel per parameter, no temporaries in the update"
 
     @classmethod
-    def noticed(cls, run: Run) -> frozenset[str]:
+    def traits_of_run(cls, run: Run) -> frozenset[str]:
         if can_be_fused(run.optimizer):
             return frozenset({Trait.HAS_FUSED_KERNEL})
         return frozenset({Trait.FUSED_ALREADY}) if isinstance(run.optimizer, HAS_KERNEL) else frozenset()

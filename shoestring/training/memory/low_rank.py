@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Block, Ledger
 from shoestring.core.run import Run
 from shoestring.training.memory.adapters import Adapters
@@ -51,6 +50,7 @@ class LowRank(TrainingTechnique):
     exact: ClassVar[bool] = False
     saves_memory: ClassVar[bool] = True
     why: ClassVar[str] = "small updates of frozen weights are trained, so most weights need no gradient and no moments"
+    on_request: ClassVar[bool] = True  # it trains other parameters
 
     def __post_init__(self) -> None:
         for name in ("where", "also"):
@@ -63,11 +63,7 @@ class LowRank(TrainingTechnique):
             )
 
     @classmethod
-    def choices(cls, ledger: Ledger) -> tuple[LowRank, ...]:
-        return ()  # it trains other parameters: used only when asked for
-
-    @classmethod
-    def explained(cls, ledger: Ledger) -> tuple[LowRank, ...]:
+    def settings_to_explain(cls, ledger: Ledger) -> tuple[LowRank, ...]:
         return ()
 
     @property
@@ -77,9 +73,6 @@ class LowRank(TrainingTechnique):
     @property
     def owns(self) -> frozenset[Owned]:
         return frozenset({Owned.TRAINED, Owned.GROUPS, Owned.STATE})
-
-    def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.CHANGED
 
     def drift(self, ledger: Ledger) -> float:
         """1: a frozen weight is as far from the plainly trained one as training would have moved it. The updates' own
@@ -119,7 +112,7 @@ class LowRank(TrainingTechnique):
         width = sqrt(block.gradient / 4 / SQUARES)
         share = min(2 * self.rank / max(width, 1.0), 1.0)
         less = block.gradient * (1 - share)
-        return block.changed(
+        return block.with_changes(
             gradient=block.gradient * share,
             spike=max(block.spike - less, 0.0),
             forward=block.forward * (1 + share / 2),
@@ -136,12 +129,12 @@ class LowRank(TrainingTechnique):
                 return run.forward(model, batch)
 
         def gradients(now: Run, batch: Batch) -> Tensor:
-            with adapters.added():  # in backward too, where blocks may be recomputed
+            with adapters.adding_updates():  # in backward too, where blocks may be recomputed
                 return run.gradients(now, batch)
 
         def update(now: Run) -> None:
             if now.settings.clip:
-                now.noted.note_norm(nn.utils.clip_grad_norm_(adapters.trained, now.settings.clip))
+                now.noted.note_norm(nn.utils.clip_grad_norm_(adapters.trainable, now.settings.clip))
             run.update(replace(now, settings=replace(now.settings, clip=0.0)))
 
         return replace(

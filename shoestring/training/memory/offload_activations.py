@@ -34,7 +34,7 @@ from shoestring.core.ledger_parts import Traffic, Trait
 from shoestring.core.private import FakeTensor, storage_id, storage_id_of, write_count
 from shoestring.core.run import Run
 from shoestring.core.run_state import MovesBytes, RunState
-from shoestring.measure.interception import patched
+from shoestring.measure.interception import patch_forwards
 from shoestring.training.technique import TrainingTechnique
 
 SMALL = 1 << 14  # bytes: smaller tensors stay in memory
@@ -70,7 +70,7 @@ class OffloadActivations(TrainingTechnique):
         return (cls(), *(cls(blocks=count * k // 4) for k in (1, 2, 3) if count * k // 4 > 0)) if count > 1 else ()
 
     @classmethod
-    def explained(cls, ledger: Ledger) -> tuple[OffloadActivations, ...]:
+    def settings_to_explain(cls, ledger: Ledger) -> tuple[OffloadActivations, ...]:
         return cls.choices(ledger) or (cls(),)
 
     def refusal(self, ledger: Ledger) -> str:
@@ -115,7 +115,7 @@ class OffloadActivations(TrainingTechnique):
         def forward(model: nn.Module, batch: Batch) -> Any:
             spool.own = {storage_id_of(parameter) for parameter in model.parameters()}
             spool.rewind()
-            with patched({block: spool.wrapper(block.forward) for block in chosen}):
+            with patch_forwards({block: spool.wrapper(block.forward) for block in chosen}):
                 output = run.forward(model, batch)
             spool.settle()
             return output
@@ -251,7 +251,7 @@ class ActivationFile(RunState, MovesBytes):
             parcel.moving = self.pool().submit(self.read, parcel)
 
     @property
-    def moved(self) -> int:
+    def bytes_moved(self) -> int:
         return self.asked
 
     def pool(self) -> ThreadPoolExecutor:

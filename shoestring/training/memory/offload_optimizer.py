@@ -24,7 +24,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.ledger_parts import Traffic, Trait
 from shoestring.core.run import Run
-from shoestring.core.stepping import StepDivision, only
+from shoestring.core.stepping import StepDivision, only, parameter_like
 from shoestring.training.memory import eight_bits
 from shoestring.training.memory.disk_store import DiskStore, OnDisk
 from shoestring.training.memory.offloaded_optimizer import (
@@ -160,7 +160,7 @@ class HostOptimizer(OptimizerProxy):
                 self.step_block(block, group)
 
     def step_block(self, block: list[nn.Parameter], group: dict[str, Any]) -> None:
-        away = {one: self.fetched(one) for one in block if not self.here(one)}
+        away = {one: self.fetch(one) for one in block if not self.here(one)}
         with only(self.optimizer, [away.get(one, one) for one in block], group):
             self.optimizer.step()
         for one, copy in away.items():
@@ -170,9 +170,9 @@ class HostOptimizer(OptimizerProxy):
     def here(self, parameter: nn.Parameter) -> bool:
         return parameter.device.type == "cpu"
 
-    def fetched(self, parameter: nn.Parameter) -> nn.Parameter:
+    def fetch(self, parameter: nn.Parameter) -> nn.Parameter:
         """A parameter with its gradient and state, copied to host memory."""
-        copy = nn.Parameter(parameter.detach().to("cpu"))
+        copy = parameter_like(parameter, parameter.detach().to("cpu"))
         copy.grad = parameter.grad.to("cpu") if parameter.grad is not None else None
         state = {
             name: value.to("cpu") if isinstance(value, Tensor) else value

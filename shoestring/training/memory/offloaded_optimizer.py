@@ -22,7 +22,7 @@ from torch import Tensor, nn, optim
 from shoestring.core.ledger import Ledger
 from shoestring.core.ledger_parts import Trait
 from shoestring.core.run import Run
-from shoestring.core.stepping import StepDivision, only
+from shoestring.core.stepping import StepDivision, only, parameter_like
 from shoestring.training.memory import eight_bits
 from shoestring.training.memory.disk_store import AlignedBuffer, DiskStore
 
@@ -279,7 +279,7 @@ class OffloadedOptimizer(OptimizerProxy):
         moments = self.moments[id(group), parameter.dtype]
         known = self.store.regions[chunk.region].written
         buffer = self.ring.fetch(chunk.region) if moments and self.ring else None
-        stand_in = nn.Parameter(weights.to("cpu").view(chunk.shape))
+        stand_in = parameter_like(parameter, weights.to("cpu").view(chunk.shape))
         stand_in.grad = gradient.to("cpu").view(chunk.shape)
         views: dict[str, Tensor] = {}
         if buffer and not self.coded:
@@ -330,7 +330,7 @@ def chunks(parameter: nn.Parameter, name: str, rows: int | None, elementwise: bo
 
 def moments_of(optimizer: optim.Optimizer, group: dict[str, Any], dtype: torch.dtype) -> dict[str, torch.dtype]:
     """Names and dtypes of the optimizer's state that has the parameter's shape; found by stepping a small parameter."""
-    probe = nn.Parameter(torch.zeros(2, 3, dtype=dtype))
+    probe = parameter_like(group["params"][0], torch.zeros(2, 3, dtype=dtype))
     with only(optimizer, probe, group):
         for _ in range(2):
             probe.grad = torch.ones_like(probe)

@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.batch import Batch, mapped
+from shoestring.core.batch import Batch, map_leaves
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.private import FakeTensor, own_buffers, own_parameters
 from shoestring.core.run import Run
 from shoestring.core.run_state import RunState
+from shoestring.core.stepping import parameter_like
 from shoestring.measure.instructions import deadly, require
 from shoestring.training.technique import TrainingTechnique
 
@@ -66,7 +66,7 @@ class Precision(TrainingTechnique):
         return cls("bf16"), cls("fp16"), cls("bf16", "bf16")
 
     @classmethod
-    def explained(cls, ledger: Ledger) -> tuple[Precision, ...]:
+    def settings_to_explain(cls, ledger: Ledger) -> tuple[Precision, ...]:
         return cls.choices(ledger) or (cls(),)
 
     @property
@@ -74,8 +74,8 @@ class Precision(TrainingTechnique):
         return f"Precision({self.dtype})"
 
     @property
-    def called(self) -> tuple[str, ...]:
-        return (*super().called, "Precision(weights)") if self.weights != "fp32" else super().called
+    def conflict_names(self) -> tuple[str, ...]:
+        return (*super().conflict_names, "Precision(weights)") if self.weights != "fp32" else super().conflict_names
 
     @property
     def computes_in(self) -> str:
@@ -97,9 +97,6 @@ class Precision(TrainingTechnique):
             reason = ledger.findings.reasons.get(broken)
             return here if reason is None else f"the model can't compute in {self.dtype}: {reason}"
         return deadly(self.dtype) if ledger.has(f"{self.dtype} is deadly here") else ""
-
-    def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.CHANGED
 
     def drift(self, ledger: Ledger) -> float:
         return 0.1 if self.weights == "bf16" else 0.05 if self.dtype == "bf16" else 0.03
@@ -143,7 +140,7 @@ def in_sixteen_bits(run: Run, dtype: torch.dtype) -> Run:
         for name, parameter in list(own_parameters(module).items()):
             if parameter is not None and parameter.is_floating_point():
                 if parameter not in small:
-                    small[parameter] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+                    small[parameter] = parameter_like(parameter, parameter.detach().to(dtype))
                 own_parameters(module)[name] = small[parameter]
         for name, buffer in list(own_buffers(module).items()):
             if buffer is not None and buffer.is_floating_point():
@@ -152,7 +149,7 @@ def in_sixteen_bits(run: Run, dtype: torch.dtype) -> Run:
         group["params"] = [small.get(parameter, parameter) for parameter in group["params"]]
 
     def small_batch(batch: Batch) -> Batch:
-        return mapped(
+        return map_leaves(
             lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, batch
         )
 

@@ -36,7 +36,7 @@ from shoestring.core.errors import Mistake, NotRepeatable
 from shoestring.core.private import storage_id_of, tree_flatten, tree_leaves, tree_unflatten
 from shoestring.core.seams import repeats_user
 from shoestring.measure.calls import without_caches
-from shoestring.measure.interception import patched
+from shoestring.measure.interception import patch_forwards
 from shoestring.training.memory.block_state import BlockState, Frozen, version
 from shoestring.training.memory.fingerprint import Fingerprint, fingerprint, matches
 
@@ -195,7 +195,7 @@ class Segment:
 
         outputs: list[list[Any]] = []
         try:
-            with torch.enable_grad(), random_state.kept(), saved_tensors_hooks(store, never):
+            with torch.enable_grad(), random_state.fork_rng(), saved_tensors_hooks(store, never):
                 for index, call in enumerate(self.calls):
                     args, kwargs = arguments(call, outputs)
                     begins = index in inner and (index == 0 or inner.get(index - 1) is not inner[index])
@@ -313,7 +313,7 @@ class BlockRecorder:
     def around(self) -> Iterator[None]:
         self.open: Segment | None = None
         self.last = -1
-        with patched(
+        with patch_forwards(
             {
                 block: self.wrapper(number, block)
                 for number, block in enumerate(self.blocks)
@@ -343,7 +343,7 @@ class BlockRecorder:
     def wrapper(self, number: int, block: nn.Module) -> Callable[..., Any]:
         forward, state = block.forward, self.states.setdefault(number, BlockState(block))
 
-        def recorded(*args: Any, **kwargs: Any) -> Any:
+        def record_call(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
             args, kwargs = without_caches(args), {name: without_caches(value) for name, value in kwargs.items()}
@@ -358,7 +358,7 @@ class BlockRecorder:
             segment.record(call, output)
             return output
 
-        return recorded
+        return record_call
 
     def call(
         self, forward: Callable[..., Any], number: int, given: tuple[Any, Any], segment: Segment, state: BlockState

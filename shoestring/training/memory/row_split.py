@@ -142,7 +142,7 @@ class RowSplit:
 
     def end_backward(self, last: bool) -> None:
         if last and self.weight in self.waiting.spans:
-            self.waiting.added(self.weight, keep=not self.steps)
+            self.waiting.note_added(self.weight, keep=not self.steps)
         if last and self.steps:
             self.offloaded.finish(self.weight)
         self.summed = not last

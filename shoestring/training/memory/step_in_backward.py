@@ -59,7 +59,7 @@ class StepInBackward(TrainingTechnique):
     def cost(self, ledger: Ledger) -> Ledger:
         update, whole = ledger.update, ledger.block_gradients or 1.0
         blocks = tuple(
-            block.changed(
+            block.with_changes(
                 gradient=0.0,
                 spike=max(block.spike, 0.0) + update.rise * bool(block.gradient),
                 backward=block.backward + (update.seconds + update.call_seconds) * block.gradient / whole,

@@ -63,7 +63,7 @@ class StreamUnit:
         return self.buffer.part(offset, self.members[one].dtype, self.members[one].shape, stride)
 
 
-def laid_out(run: Run, names: Mapping[nn.Parameter, str]) -> tuple[list[StreamUnit], dict[nn.Module, nn.Parameter]]:
+def stream_units(run: Run, names: Mapping[nn.Parameter, str]) -> tuple[list[StreamUnit], dict[nn.Module, nn.Parameter]]:
     """The model's units in the order they run, and the modules whose weight is split by rows, with that weight."""
     owners: dict[nn.Parameter, list[nn.Module]] = {}
     inside: set[nn.Module] = set()

@@ -25,12 +25,12 @@ from shoestring.core.errors import Mistake
 from shoestring.core.private import storage_id_of
 from shoestring.core.run import Run
 from shoestring.core.run_state import KeepsWeights
-from shoestring.measure.interception import Guard, MemoryRanges, UpdatedGuard, instead, patched
+from shoestring.measure.interception import Guard, MemoryRanges, UpdatedGuard, instead, patch_forwards
 from shoestring.training.memory.disk_store import AlignedBuffer, DiskStore, OnDisk
 from shoestring.training.memory.offloaded_optimizer import SMALL, AccessOrder, BufferRing, OffloadedOptimizer, in_parts
 from shoestring.training.memory.recompute import BlockRecorder
 from shoestring.training.memory.row_split import RowSplit, rows_at_once
-from shoestring.training.memory.stream_units import StreamUnit, laid_out
+from shoestring.training.memory.stream_units import StreamUnit, stream_units
 from shoestring.training.memory.waiting_gradients import WaitingGradients, clipping
 
 UNIT_BUFFERS = 3  # at most so many units in memory at once: one at work, one read ahead, one written behind
@@ -52,7 +52,7 @@ class Streaming(OnDisk, KeepsWeights):
         self.names = {
             parameter: name for name, parameter in reversed(list(run.model.named_parameters(remove_duplicate=False)))
         }
-        units, self.split_modules = laid_out(run, self.names)
+        units, self.split_modules = stream_units(run, self.names)
         self.units = {unit.name: unit for unit in units}
         self.unit_of = {parameter: unit for unit in units for parameter in unit.members.values()}
         for unit in units:
@@ -222,11 +222,11 @@ class Streaming(OnDisk, KeepsWeights):
         """While inside, a unit's weights are loaded when its module is called."""
 
         def loading(unit: StreamUnit, forward: Callable[..., Any]) -> Callable[..., Any]:
-            def called(*args: Any, **kwargs: Any) -> Any:
+            def load_and_run(*args: Any, **kwargs: Any) -> Any:
                 self.load(unit)
                 return forward(*args, **kwargs)
 
-            return called
+            return load_and_run
 
         with self.plain.outside.usable():
             whole = {unit.module: loading(unit, unit.module.forward) for unit in self.units.values()}
@@ -234,7 +234,7 @@ class Streaming(OnDisk, KeepsWeights):
                 module: instead(module, self.row_splits[weight].forward_of(module))
                 for module, weight in self.split_modules.items()
             }
-            with patched({**whole, **split}):
+            with patch_forwards({**whole, **split}):
                 yield
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
@@ -389,7 +389,7 @@ class Streaming(OnDisk, KeepsWeights):
     # Checkpoint state and figures for the report
 
     @property
-    def kept(self) -> dict[str, DiskTensor]:
+    def weights_elsewhere(self) -> dict[str, DiskTensor]:
         """The weights on disk, by all their names in the model's state dict; each is read when it is needed."""
         return {
             name: DiskTensor(self, parameter)
@@ -408,7 +408,7 @@ class Streaming(OnDisk, KeepsWeights):
             "file": NAME,
             "weights": {
                 name: {"dtype": str(one.dtype).removeprefix("torch."), "shape": list(one.shape), "parts": one.parts()}
-                for name, one in self.kept.items()
+                for name, one in self.weights_elsewhere.items()
             },
         }
 

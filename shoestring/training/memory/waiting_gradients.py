@@ -67,7 +67,7 @@ class WaitingGradients:
             held.copy_(part)
             self.store.write(region, buffer)
 
-    def added(self, parameter: nn.Parameter, keep: bool) -> None:
+    def note_added(self, parameter: nn.Parameter, keep: bool) -> None:
         """All parts of a gradient were added."""
         if keep:
             self.waiting.add(parameter)
@@ -82,7 +82,7 @@ class WaitingGradients:
             parameter.grad = flat.as_strided(parameter.shape, self.strides[parameter])
         for number, (begin, end) in enumerate(self.spans[parameter]):
             self.add(parameter, number, flat[begin:end], keep)
-        self.added(parameter, keep)
+        self.note_added(parameter, keep)
 
     def read(self, parameter: nn.Parameter, number: int) -> Tensor:
         """A part of a waiting gradient, valid until another is read."""

@@ -60,7 +60,7 @@ def step(job: PaperJob, mesh: PaperMesh, machines: Machines) -> PaperStepSeconds
     pieces, blocks = mesh.pieces(job.batch), job.model.layers // mesh.stage
     one = block_work(job.model, machines, job.precision, mesh.micro_batch, mesh.tensor)
     head = head_work(job.model, machines, job.precision, mesh.micro_batch, mesh.tensor, job.metrics)
-    again = computed_again(job, mesh, one)
+    again = recompute_seconds(job, mesh, one)
     compute = (
         blocks * (one.forward + again + one.backward) + head.forward + head.backward
     )  # the last stage has the head, and all wait for it
@@ -78,7 +78,7 @@ def step(job: PaperJob, mesh: PaperMesh, machines: Machines) -> PaperStepSeconds
     return PaperStepSeconds(pieces * compute, pieces * tensor, idle, pieces * sends, data, update)
 
 
-def computed_again(job: PaperJob, mesh: PaperMesh, one: BlockSeconds) -> float:
+def recompute_seconds(job: PaperJob, mesh: PaperMesh, one: BlockSeconds) -> float:
     return 0.0 if not mesh.checkpointing else one.forward - one.last if job.stops_early else one.forward
 
 
@@ -149,7 +149,7 @@ def hidden_gathers(job: PaperJob, mesh: PaperMesh, machines: Machines, one: Bloc
     block, root = model.block_parameters(), model.parameters() - model.layers * model.block_parameters()
     weights = all_gather_seconds(machines, copies, inside, HALF * block)
     gradients = all_gather_seconds(machines, copies, inside, job.gradient_bytes * block)
-    again = computed_again(job, mesh, one)
+    again = recompute_seconds(job, mesh, one)
     waits = (model.layers - 1) * (
         overlap_excess(one.forward, weights, machines)
         + overlap_excess(one.backward + again, weights + gradients, machines)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shoestring.core import random_state
 from shoestring.core.absent import Absent, absent
-from shoestring.core.batch import Batch, moved
+from shoestring.core.batch import Batch, to_device
 from shoestring.core.errors import Mistake
 from shoestring.core.foreign import attributes_of, container_kind, entries_of
 from shoestring.core.private import (
@@ -94,7 +94,7 @@ class ProbeWalk(Walk):
                     leaf.maker = self.called[-1]
         return out
 
-    def used(self, leaves: Iterable[Tensor]) -> None:
+    def note_use(self, leaves: Iterable[Tensor]) -> None:
         for leaf in leaves:
             if (number := self.number_of(leaf)) is not None:
                 if self.inside and id(leaf) not in self.given:
@@ -136,9 +136,9 @@ class ProbeWalk(Walk):
             )  # kept alive, so that its id stays valid
         self.flow.note(number, leaf)
         if leaf.requires_grad and leaf.grad_fn is not None:
-            leaf.register_hook(self.differentiated)
+            leaf.register_hook(self.refuse_derivative)
 
-    def differentiated(self, gradient: Tensor) -> None:
+    def refuse_derivative(self, gradient: Tensor) -> None:
         raise Mistake("its forward computes derivatives, which go through blocks that other workers compute")
 
     def enter(self, block: int, given: Any) -> None:
@@ -166,21 +166,21 @@ class ProbeWalk(Walk):
         self.counts |= self.again and counters_of(self.outside) != self.counters
         self.kept_outside = kept
 
-    def imagined(self, number: int, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def output_shapes(self, number: int, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         name = list(self.parts.blocks)[number]
         leaves, structure = tree_flatten((args, kwargs))
         before = [
             (leaf, write_count(leaf)) for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, Absent)
         ]
         block = self.parts.blocks[name]
-        kept = self.kept_by(block, name)
+        kept = self.block_state(block, name)
         self.inside = True
         try:
             out = inner(*args, **kwargs)
         finally:
             self.inside = False
         self.changing.setdefault(self.call, set()).update(
-            key for key, now in self.kept_by(block, name).items() if now != kept.get(key)
+            key for key, now in self.block_state(block, name).items() if now != kept.get(key)
         )
         leave_absent(block, number)
         now, after = tree_flatten((args, kwargs))
@@ -196,7 +196,7 @@ class ProbeWalk(Walk):
         self.chance = other_generators()
         return out
 
-    def kept_by(self, block: nn.Module, name: str) -> dict[str, Any]:
+    def block_state(self, block: nn.Module, name: str) -> dict[str, Any]:
         """A block's state, by the names of its buffers and modules. If a module only sets a value, to the same every
         time, no other block misses it; but the block itself may behave differently once it is set, so the first trace
         records it under the block's name."""
@@ -288,14 +288,14 @@ def other_generators() -> Any:
 def chain_of(run: Run, batch: Batch | None = None) -> Chain:
     """The chain of a run's model, traced with a typical batch. If the model can't be cut, the error says where and
     why."""
-    with without_modes(), random_state.kept():  # the trace is no part of training
+    with without_modes(), random_state.fork_rng():  # the trace is no part of training
         if batch is None:
             if run.example is None:
                 raise Mistake("nobody gave a batch to look at the model with")
             batch = run.example()
         device = next(run.model.parameters()).device
         check_hooks(run)
-        first = run.cuts.slices(run, moved(batch, device))[0]
+        first = run.cuts.slices(run, to_device(batch, device))[0]
         with first.within(), scratch(run.model, run.model) as thrown_away:
             chain = trace_chain(run, first.batch, thrown_away, again=False)
             again = trace_chain(run, first.batch, thrown_away, again=True)
@@ -343,7 +343,7 @@ def chain_from_walk(walk: ProbeWalk, blocks: Mapping[str, nn.Module], loss: obje
             f"the model can't be cut into stages: its forward calls {len(walk.called)} of its blocks "
             f"({', '.join(names) or 'none'}), and a cut lies between two"
         )
-    written = changed_later(walk)
+    written = late_changes(walk)
     if isinstance(loss, Tensor) and (number := walk.number_of(loss)) is not None:
         walk.flow.note_use(number, loss)
     reached = walk.flow.values_with_gradient(loss)
@@ -365,7 +365,7 @@ def chain_from_walk(walk: ProbeWalk, blocks: Mapping[str, nn.Module], loss: obje
                 f"the model can't be cut into stages: after {names[walk.called[call]]} it writes to the buffer {name}, outside "
                 f"of its blocks, and uses it before: workers whose part ends earlier do not see that; do it inside of a block"
             )
-    keeping = [frozenset(walk.kept_by(blocks[names[block]], names[block])) for block in walk.called]
+    keeping = [frozenset(walk.block_state(blocks[names[block]], names[block])) for block in walk.called]
     return Chain(
         tuple(names[block] for block in walk.called),
         ((), *crossing[1:]),
@@ -378,7 +378,7 @@ def chain_from_walk(walk: ProbeWalk, blocks: Mapping[str, nn.Module], loss: obje
     )
 
 
-def changed_later(walk: ProbeWalk) -> set[Number]:
+def late_changes(walk: ProbeWalk) -> set[Number]:
     """The values that are changed in place after a block that was called after they were made."""
     found = set()
     for storage, call in walk.writes:

@@ -15,19 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import accumulate, pairwise
 
 import numpy as np
 
 from shoestring.core.actions import HALVES, Action, Kind, idle_share
 from shoestring.core.ledger import TIMELINE, Block, Blocks, Ledger
-from shoestring.core.ledger_parts import StandingBytes, Traffic, UpdateCost
+from shoestring.core.ledger_parts import StandingBytes, Traffic, UpdateCost, Workers
 from shoestring.core.staging import Staging, Work
-from shoestring.training.pipeline.partition import BlockCost, smallest_maximum
+from shoestring.training.pipeline.partition import BlockCost, Holding, best_cut, least_demanding, smallest_maximum
 from shoestring.training.pipeline.schedule import (
+    activation_counts_by_formula,
     check_schedule,
-    held_at_most,
     in_slices,
     one_worker,
     orders,
@@ -220,7 +220,7 @@ class Pipe:
 
     @cached_property
     def held(self) -> tuple[int, ...]:
-        return held_at_most(self.schedule, self.stages, self.pieces, self.chunks)
+        return activation_counts_by_formula(self.schedule, self.stages, self.pieces, self.chunks)
 
     def in_flight(self, worker: int) -> float:
         return max((self.held[worker] - self.waiting(worker)) / self.chunks, 1.0)
@@ -244,7 +244,7 @@ class Pipe:
         """Versions of a stage's weights that are kept at once."""
         if self.schedule != STASHING:
             return 1
-        return held_at_most(self.schedule, self.stages, self.pieces)[0 if self.vertical else worker]
+        return activation_counts_by_formula(self.schedule, self.stages, self.pieces)[0 if self.vertical else worker]
 
     @property
     def update(self) -> UpdateCost:
@@ -361,6 +361,21 @@ def units_of(ledger: Ledger) -> Iterator[CostUnit]:
     for own in rows:
         yield CostUnit(tuple(own), sum(known.get(row.name, 0.0) for row in own) + still, arriving)
         arriving = next((row.output for row in reversed(own) if row.inside), 0.0)
+
+
+@lru_cache(1 << 12)  # a ranking asks for the same chain many times
+def fastest_cut(chain: tuple[BlockCost, ...], stages: int, workers: Workers) -> tuple[int, ...]:
+    return best_cut(chain, workers, stages).blocks
+
+
+@lru_cache(1 << 12)
+def smallest_cut(
+    chain: tuple[BlockCost, ...], workers: Workers, per_weight: float, held: tuple[int, ...], stashed: bool
+) -> tuple[int, ...]:
+    """The cut whose largest stage needs the least memory, where each stage holds so many micro-batches."""
+    stages = len(held)
+    holding = Holding(per_weight=per_weight, held=lambda to_come: held[stages - to_come], stashed=stashed)
+    return least_demanding(chain, workers, stages, holding).blocks
 
 
 @cache

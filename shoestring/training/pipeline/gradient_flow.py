@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from shoestring.core.private import made_at, next_node_number, unseen_functions
+from shoestring.core.private import next_node_number, sequence_number, unseen_functions
 
 K = TypeVar("K")
 Edge = tuple[Node, int]  # a node, and the index of one of its outputs
@@ -68,7 +68,7 @@ class GradientFlow(Generic[K]):
             edges.add((node, output))
             if node not in seen:
                 seen.add(node)
-                began = bisect_right(begins, made_at(node))
+                began = bisect_right(begins, sequence_number(node))
                 ended = max(began, self.ended.get(node, 0))
                 self.within.update(range(began, ended))
                 waiting[min(ended, last)].append(node)

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.actions import Action, Kind
-from shoestring.core.batch import Batch, moved
+from shoestring.core.batch import Batch, to_device
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
 from shoestring.core.private import storage_id_of, writes_unseen
@@ -70,7 +70,7 @@ class Versions:
         self.most = 0  # largest number of bytes that older versions took
 
     @contextmanager
-    def used(self, version: int) -> Iterator[None]:
+    def using(self, version: int) -> Iterator[None]:
         """While inside, the weights have the values of this version."""
         if version == self.newest:
             yield
@@ -135,7 +135,7 @@ class PipeDream(Stages):
 
     def gradients(self, now: Run, batch: Batch) -> Tensor:
         device = next(iter(self.weights.own_weights or self.weights.by_name.values())).device
-        here = now.cuts.pieces(moved(batch, device), min(self.pieces, now.cuts.count(batch)))
+        here = now.cuts.pieces(to_device(batch, device), min(self.pieces, now.cuts.count(batch)))
         self.step += 1
         self.due = self.step % self.flush == 0 or self.step >= self.run.settings.steps or len(here) < self.link.world
         self.now = now = replace(now, last=True)
@@ -159,7 +159,7 @@ class PipeDream(Stages):
         """The forward of a micro-batch."""
         number, version = self.entered, self.version_of(self.entered)
         self.begun = time.perf_counter()
-        with self.versions.used(version):
+        with self.versions.using(version):
             loss = self.forward_piece(
                 now, piece, 1.0 if now.cuts.weight(piece) else 0.0, self.action(Kind.FORWARD, number)
             )
@@ -172,7 +172,7 @@ class PipeDream(Stages):
         piece = self.underway.popleft()
         action = self.action(Kind.BACKWARD, piece.number)
         loss = self.loss = piece.loss if piece.loss is not None else self.received_loss(action)
-        with self.versions.used(piece.version):
+        with self.versions.using(piece.version):
             silent = self.flights[action.piece, action.chunk].root is None
             self.begun = time.perf_counter()
             self.backward_piece(now, action)
@@ -224,11 +224,11 @@ class PipeDream(Stages):
         yield
 
     @property
-    def kept(self) -> Mapping[str, StoredTensor]:
+    def weights_elsewhere(self) -> Mapping[str, StoredTensor]:
         """The weights of one version, requested by all workers; drains first if the data ended before the planned last
         step."""
         self.drain()
-        return super().kept
+        return super().weights_elsewhere
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self.step, "stash_bytes": self.versions.most}  # nothing is in flight when this is called

@@ -149,7 +149,7 @@ class Pipeline(StagedTechnique):
         return tuple(cls(one.stages, one.pieces, one.schedule, one.balance, one.chunks) for one in worth_trying(ledger))
 
     @classmethod
-    def explained(cls, ledger: Ledger) -> tuple[Pipeline, ...]:
+    def settings_to_explain(cls, ledger: Ledger) -> tuple[Pipeline, ...]:
         return cls.choices(ledger) or (cls(),)
 
     @property
@@ -202,7 +202,7 @@ class Pipeline(StagedTechnique):
     def staging(self, ledger: Ledger, after: Ledger) -> Staging:
         return self.pipe(ledger).staging(after)
 
-    def tried_as(self) -> Pipeline:
+    def trial_setting(self) -> Pipeline:
         """Pipedream is tried as 1f1b, whose stages compute a micro-batch alike; only the updates differ."""
         return self if not self.stashes else replace(self, schedule="1f1b", vertical=False, flush=type(self).flush)
 
@@ -264,7 +264,7 @@ class Pipeline(StagedTechnique):
         # gathers
         together = stages.together if run.outside.together is None else stages.usable
 
-        def summed(number: Tensor) -> None:
+        def sum_and_wait(number: Tensor) -> None:
             run.held.summed(number)
             link.sum(number).wait()
 
@@ -279,7 +279,7 @@ class Pipeline(StagedTechnique):
             cuts=replace(run.cuts, parts=run.cuts.parts * self.pieces_wanted),
             outside=OutsideSteps(stages.usable, together, stages.evaluate),
             held=HeldWeights(
-                summed,
+                sum_and_wait,
                 lambda weight: run.held.share(weight) * stages.weights.counts_for(weight),
                 run.held.elsewhere | stages.weights.elsewhere,
                 {**run.held.shared, **stages.weights.sums_of_tied},

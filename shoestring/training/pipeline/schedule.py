@@ -274,7 +274,7 @@ def action_text(action: Action) -> str:
     return f"{action.kind}{action.piece} of chunk {action.chunk}"
 
 
-def held_at_once(orders: Orders) -> tuple[int, ...]:
+def activation_counts(orders: Orders) -> tuple[int, ...]:
     """The largest number of (micro-batch, chunk) pairs whose activations each worker holds at once: from the forward
     until the backward, or until its weight half.
 
@@ -285,8 +285,8 @@ def held_at_once(orders: Orders) -> tuple[int, ...]:
     return tuple(max(accumulate((change[action.kind] for action in own), initial=0)) for own in orders)
 
 
-def held_at_most(schedule: str, stages: int, pieces: int, chunks: int = 1) -> tuple[int, ...]:
-    """The result of `held_at_once`, by formula, without writing the orders down."""
+def activation_counts_by_formula(schedule: str, stages: int, pieces: int, chunks: int = 1) -> tuple[int, ...]:
+    """The result of `activation_counts`, by formula, without writing the orders down."""
     check_schedule(schedule, stages, pieces, chunks)
     if schedule == "interleaved" and chunks > 1:
         return tuple(

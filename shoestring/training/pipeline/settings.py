@@ -1,18 +1,15 @@
-"""The pipelines worth trying for some workers: those that no other beats in both time and memory."""
+"""Which pipelines are worth trying for some workers: stages, micro-batches, schedules and cuts that no other beats."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from math import inf
 
 from shoestring.core.ledger import Ledger
-from shoestring.core.ledger_parts import Workers
-from shoestring.training.pipeline.cost import STASHING, Pipe, units_of
-from shoestring.training.pipeline.partition import BlockCost, Holding, best_cut, least_demanding
-from shoestring.training.pipeline.schedule import held_at_most
+from shoestring.training.pipeline.cost import STASHING, Pipe, fastest_cut, smallest_cut, units_of
+from shoestring.training.pipeline.schedule import activation_counts_by_formula
 
 MOST_PIECES = 64  # largest number of micro-batches that is tried,
 TRIED = (
@@ -66,7 +63,7 @@ def with_cuts(whole: Ledger, stages: int, pieces: int, schedule: str, chunks: in
     chain, parts, standing = tuple(unit.layer for unit in units), stages * chunks, whole.standing
     if parts > len(units):
         return
-    held = held_at_most(schedule, stages, pieces, chunks)
+    held = activation_counts_by_formula(schedule, stages, pieces, chunks)
     each = tuple(max(round(held[number % stages] / chunks), 1) for number in range(parts))
     per_weight = (standing.parameters + standing.optimizer + standing.gradients) / max(standing.parameters, 1.0)
     for cut in dict.fromkeys(
@@ -96,18 +93,3 @@ def pareto_front(pipes: Sequence[Pipe]) -> Iterator[Pipe]:
                 yield pipe
         elif all(pipe.peak(worker) < least for worker in range(pipe.stages)):
             heappush(queue, (pipe.step, number, True))
-
-
-@lru_cache(1 << 12)  # a ranking asks for the same chain many times
-def fastest_cut(chain: tuple[BlockCost, ...], stages: int, workers: Workers) -> tuple[int, ...]:
-    return best_cut(chain, workers, stages).blocks
-
-
-@lru_cache(1 << 12)
-def smallest_cut(
-    chain: tuple[BlockCost, ...], workers: Workers, per_weight: float, held: tuple[int, ...], stashed: bool
-) -> tuple[int, ...]:
-    """The cut whose largest stage needs the least memory, where each stage holds so many micro-batches."""
-    stages = len(held)
-    holding = Holding(per_weight=per_weight, held=lambda to_come: held[stages - to_come], stashed=stashed)
-    return least_demanding(chain, workers, stages, holding).blocks

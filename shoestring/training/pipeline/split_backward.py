@@ -59,7 +59,7 @@ def to_inputs(root: Tensor, inputs: Sequence[Tensor], weights: Sequence[nn.Param
         leaf = get_gradient_edge(weight).node
         if leaf not in users:
             continue  # this micro-batch does not use it
-        node = asked_later(leaf, users)
+        node = separate_node(leaf, users)
         if node in (None, root.grad_fn) or node not in alive:  # the root passes received gradients on, only once
             now.append(weight)
         else:
@@ -136,7 +136,7 @@ def leading_to(ends: set[Node], users: dict[Node, list[Node]]) -> set[Node]:
     return found
 
 
-def asked_later(leaf: Node, users: dict[Node, list[Node]]) -> Node | None:
+def separate_node(leaf: Node, users: dict[Node, list[Node]]) -> Node | None:
     """The node that computes a weight's gradient along with others: only nodes that pass it on, such as a
     transposition, lie between.
     None if the weight, or a node that passes it on, is used more than once."""

@@ -117,7 +117,7 @@ class StageWeights:
     def tensors(self) -> Mapping[str, StoredTensor]:
         """All weights and buffers that not every worker has, by name."""
         inside = {
-            name: one for part in self.run.state_that(KeepsWeights) for name, one in part.kept.items()
+            name: one for part in self.run.state_that(KeepsWeights) for name, one in part.weights_elsewhere.items()
         }  # if another technique divides them further
         found: dict[str, StoredTensor] = {}
         for name, one in self.names.items():

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from shoestring.core.absent import Absent
 from shoestring.core.actions import Action, ActionSpan, Kind
-from shoestring.core.batch import Batch, moved
+from shoestring.core.batch import Batch, to_device
 from shoestring.core.errors import Mistake
 from shoestring.core.link import CompletedWork, Link, PeerLost, Sending
 from shoestring.core.private import storage_id_of, tree_flatten, tree_unflatten, unseen_functions
-from shoestring.core.run import Run, add_up_shared, weighed
+from shoestring.core.run import Run, add_up_shared, weighted_loss
 from shoestring.core.run_state import DividesOptimizer, KeepsWeights, RecordsTimes, RunState, StoredTensor
 from shoestring.core.staging import OwnTimes
 from shoestring.measure.interception import Guard
@@ -129,7 +129,7 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
         """This worker's part of a batch: yields every action, and does it when the next is requested. `taken_total` is
         the loss then."""
         device = next(self.run.model.parameters()).device
-        here = now.cuts.pieces(moved(batch, device), min(self.pieces, now.cuts.count(batch)))
+        here = now.cuts.pieces(to_device(batch, device), min(self.pieces, now.cuts.count(batch)))
         whole = float(now.cuts.weight(batch))
         shares = [float(now.cuts.weight(piece)) / whole if whole else 0.0 for piece in here]
         slices = [
@@ -193,7 +193,7 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
             root = self.beginning(output.values, walk.gives, action)
         else:
             with walk:
-                root = weighed(now.loss(output, piece), share)
+                root = weighted_loss(now.loss(output, piece), share)
             if root.numel() != 1:
                 raise Mistake(
                     f"the job's loss gave a tensor of shape {tuple(root.shape)}: it must be one number, the mean over the batch"
@@ -278,7 +278,7 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
         """Start to send to the worker of a chunk; the oldest messages over this cut have arrived by then."""
         way = self.on_the_way.setdefault((kind, action.chunk), deque())
         while len(way) >= self.unread:
-            self.done(way)
+            self.wait_for_oldest(way)
         named = chunk if kind is Kind.FORWARD else action.chunk - 1
         message = []
         for number, one in zip(numbers, made, strict=True):
@@ -337,7 +337,7 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
     def tag(self, kind: Kind, piece: int, chunk: int, value: int) -> int:
         return ((piece * len(self.ranges) + chunk) * 2 + (kind is Kind.BACKWARD)) * VALUES + value
 
-    def done(self, way: deque[list[TensorInFlight]]) -> None:
+    def wait_for_oldest(self, way: deque[list[TensorInFlight]]) -> None:
         """Wait until the oldest message has arrived."""
         for held in way.popleft():
             held.wait()
@@ -346,12 +346,12 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
         """Wait until everything sent has arrived."""
         for way in self.on_the_way.values():
             while way:
-                self.done(way)
+                self.wait_for_oldest(way)
 
     # What survives a restart
 
     @property
-    def kept(self) -> Mapping[str, StoredTensor]:
+    def weights_elsewhere(self) -> Mapping[str, StoredTensor]:
         return self.weights.tensors()
 
     def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:

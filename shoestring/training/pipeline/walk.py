@@ -39,7 +39,7 @@ from shoestring.core.private import (
     unwatched_by,
     without_modes,
 )
-from shoestring.measure.interception import instead, patched
+from shoestring.measure.interception import instead, patch_forwards
 from shoestring.training.pipeline.scratch import scratch
 
 Number = tuple[
@@ -201,7 +201,7 @@ class Walk(TorchFunctionMode):
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not any(map(self.depends, leaves)):
             return self.without_weights(func, args, kwargs, leaves)
-        self.used(leaves)
+        self.note_use(leaves)
         if self.here:
             return self.number_values(func(*self.substitute_received(args), **self.substitute_received(kwargs)))
         out = self.shapes_of_call(func, args, kwargs)
@@ -213,7 +213,7 @@ class Walk(TorchFunctionMode):
         random = func in DRAWING and not self.inside
         if not random and all(self.number_of(leaf) is None for leaf in leaves):
             return func(*args, **kwargs)
-        self.used(leaves)
+        self.note_use(leaves)
         out = func(*args, **kwargs)
         return out if self.inside else self.number_values(out, drawn=True)
 
@@ -285,7 +285,7 @@ class Walk(TorchFunctionMode):
             )
         return self.values[number]
 
-    def used(self, leaves: Iterable[Tensor]) -> None:
+    def note_use(self, leaves: Iterable[Tensor]) -> None:
         """Called when values are used; ProbeWalk overrides it to record that."""
 
     # Blocks
@@ -297,7 +297,7 @@ class Walk(TorchFunctionMode):
             block: instead(block, self.entering(number, block.forward))
             for number, block in enumerate(self.parts.blocks.values())
         }
-        with patched(forwards), self:
+        with patch_forwards(forwards), self:
             yield self
 
     def entering(self, number: int, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -350,7 +350,7 @@ class Walk(TorchFunctionMode):
         if call == self.own.start and call:
             self.take()
         self.here = call in self.own
-        self.used([leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)])
+        self.note_use([leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)])
 
     def take(self) -> None:
         """Receive the values that cross the cut."""
@@ -392,7 +392,7 @@ class Walk(TorchFunctionMode):
         known = self.parts.recipes.get(key)
         if known is not None:
             return known.again(leaves)
-        out = self.imagined(number, inner, args, kwargs)
+        out = self.output_shapes(number, inner, args, kwargs)
         given = {id(leaf) for leaf in leaves}
         made, shape = tree_flatten(out)
         out = tree_unflatten(
@@ -408,7 +408,7 @@ class Walk(TorchFunctionMode):
             self.parts.recipes[key] = recipe
         return out
 
-    def imagined(self, number: int, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def output_shapes(self, number: int, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The shapes of a block's result, by running its own code without computing. The block's state stays as it
         was."""
         block = list(self.parts.blocks.values())[number]

@@ -23,12 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoestring.core.batch import Batch, mapped, moved, piece_bounds, tensors
+from shoestring.core.batch import Batch, map_leaves, tensors, to_device
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.ledger_parts import Trait
-from shoestring.core.run import Run, Slice, weighed
+from shoestring.core.run import Run, Slice, weighted_loss
+from shoestring.core.sums import cut_range
 from shoestring.training.sequence.sliceable import LEAST, refusal
 from shoestring.training.sequence.sliced_attention import SliceSpan, Slicing, spans_of, takes_any, takes_positions
 from shoestring.training.technique import TrainingTechnique
@@ -80,7 +81,7 @@ class SequencePipeline(TrainingTechnique):
         share = ledger.pace(self.count)
         adding = (self.count - 1) * ledger.splitting.adding_seconds / max(held, 1.0)
         blocks = tuple(
-            block.changed(
+            block.with_changes(
                 gradient=0.0, forward=share * block.forward, backward=share * block.backward + adding * block.gradient
             )
             for block in ledger.blocks
@@ -96,7 +97,7 @@ class SequencePipeline(TrainingTechnique):
         """Tokens of every slice of a sequence; a sequence that is too short for all slices has fewer."""
         count = min(self.count, length)
         if not self.lengths:
-            return tuple(stop - start for start, stop in piece_bounds(length, count))
+            return tuple(stop - start for start, stop in cut_range(0, length, count))
         asked = parsed_lengths(self.lengths)[:count]
         return asked if sum(asked) == length else in_proportion(asked, length)
 
@@ -115,7 +116,7 @@ class SequencePipeline(TrainingTechnique):
         def slices(now: Run, batch: Batch) -> list[Slice]:
             nonlocal found
             found = self.check_sliceable(run, batch) if found is None else found
-            return slices_of(now, found, moved(batch, device), self.cut(length_of(batch)))
+            return slices_of(now, found, to_device(batch, device), self.cut(length_of(batch)))
 
         return replace(
             run,
@@ -228,7 +229,7 @@ def sliced_gradients(now: Run, slices: Sequence[Slice]) -> Tensor:
     values: list[Tensor] = []
     for one in slices:
         with one.within():
-            values.append(weighed(now.loss(now.forward(now.model, one.batch), one.batch), one.share))
+            values.append(weighted_loss(now.loss(now.forward(now.model, one.batch), one.batch), one.share))
     total = torch.stack([value.detach() for value in values]).sum()
     for number, one in reversed(list(enumerate(slices))):
         with one.within():
@@ -257,7 +258,7 @@ def length_of(batch: Batch) -> int:
 
 def rows(batch: Batch, span: SliceSpan) -> Batch:
     """One slice of a batch."""
-    return mapped(
+    return map_leaves(
         lambda leaf: (
             leaf[:, span.start : span.stop].contiguous() if isinstance(leaf, Tensor) and leaf.dim() > 1 else leaf
         ),

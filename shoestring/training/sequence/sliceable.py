@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch, tensors
 from shoestring.core.errors import Mistake
-from shoestring.core.foreign import copied_module
+from shoestring.core.foreign import copy_module
 from shoestring.core.private import DispatchMode, FakeTensor, operation_of, tree_map, without_modes
 from shoestring.measure.fake import Stage
 from shoestring.training.sequence.sliced_attention import SliceSpan, Slicing, not_causal, takes_positions
@@ -139,7 +139,7 @@ class Tracing(DispatchMode):
         self.alive: list[Tensor] = []  # keeps ids valid
         self.inside: list[str] = []  # names of the running modules, the outermost first
 
-    def seen(self, leaf: Any) -> Any:
+    def tensor_use(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         if id(leaf) not in self.numbers:
@@ -152,10 +152,10 @@ class Tracing(DispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
-        taken, named = tree_map(self.seen, (args, kwargs))
+        taken, named = tree_map(self.tensor_use, (args, kwargs))
         out = self.stage.perform(func, args, kwargs)
         self.trace.steps.append(
-            TensorOperation(func, taken, named, tree_map(self.seen, out), self.inside[-1] if self.inside else "")
+            TensorOperation(func, taken, named, tree_map(self.tensor_use, out), self.inside[-1] if self.inside else "")
         )
         return out
 
@@ -205,7 +205,9 @@ def trace_slice(
             part.register_forward_hook(lambda module, args, output: mode.inside.pop() and None)
         for one in (slicing.watching_model(), torch.no_grad(), mode):
             stack.enter_context(one)
-        trace.given = {mode.seen(tensor).number for tensor in (*copy.parameters(), *copy.buffers(), *tensors(piece))}
+        trace.given = {
+            mode.tensor_use(tensor).number for tensor in (*copy.parameters(), *copy.buffers(), *tensors(piece))
+        }
         output = forward(copy, piece)
         value = loss(output, piece)
         trace.brought = value is (output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None))
@@ -220,7 +222,7 @@ def fake_copy(model: nn.Module, stage: Stage) -> nn.Module:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     memo: dict[int, Any] = {id(one): nn.Parameter(fake(one), one.requires_grad) for one in model.parameters()}
-    return copied_module(model, memo | {id(one): fake(one) for one in model.buffers() if isinstance(one, FakeTensor)})
+    return copy_module(model, memo | {id(one): fake(one) for one in model.buffers() if isinstance(one, FakeTensor)})
 
 
 class MixesTokens(Exception):
@@ -306,13 +308,13 @@ class TokenCheck:
         self.data = set(self.traces[0].given)
 
     def step(self, first: TensorOperation, second: TensorOperation) -> None:
-        given, made = list(seen_in((first.args, first.kwargs))), list(seen_in(first.out))
+        given, made = list(tensor_uses((first.args, first.kwargs))), list(tensor_uses(first.out))
         is_data = any(leaf.number in self.data for leaf in given)
         try:
             met = next((self.odd[leaf.number] for leaf in given if leaf.number in self.odd), "")
             if met and made:
                 raise MixesTokens(met)
-            if len(made) != len(list(seen_in(second.out))):
+            if len(made) != len(list(tensor_uses(second.out))):
                 raise MixesTokens("takes tokens one by one")
             self.apart(first, second)
         except MixesTokens as how:
@@ -326,8 +328,8 @@ class TokenCheck:
         """Refuse an operation that mixes tokens; record its outputs."""
         name = operation_of(first.func).__name__
         name = name.rstrip("_") if name.endswith("_") else name
-        takes = {a: self.tokens(a, b) for a, b in zip(seen_in(first[1:3]), seen_in(second[1:3]), strict=True)}
-        makes = {a: self.tokens(a, b) for a, b in zip(seen_in(first.out), seen_in(second.out), strict=True)}
+        takes = {a: self.tokens(a, b) for a, b in zip(tensor_uses(first[1:3]), tensor_uses(second[1:3]), strict=True)}
+        makes = {a: self.tokens(a, b) for a, b in zip(tensor_uses(first.out), tensor_uses(second.out), strict=True)}
         here = any(dim is not None for dim in takes.values())
         if here and name not in APART and torch.Tag.pointwise not in first.func.tags:
             raise MixesTokens("is not known to keep tokens apart")
@@ -426,10 +428,10 @@ def plain_in(value: Any) -> Any:
     return value
 
 
-def seen_in(value: Any) -> Iterator[TensorUse]:
+def tensor_uses(value: Any) -> Iterator[TensorUse]:
     """The tensors among an operation's inputs or outputs, in order."""
     if isinstance(value, TensorUse):
         yield value
     elif isinstance(value, (Mapping, tuple, list)):
         for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from seen_in(inner)
+            yield from tensor_uses(inner)

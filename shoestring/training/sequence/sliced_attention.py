@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from shoestring.core.absent import Absent
 from shoestring.core.errors import Mistake
-from shoestring.measure.interception import patched
+from shoestring.measure.interception import patch_forwards
 
 
 class SliceSpan(NamedTuple):
@@ -125,7 +125,7 @@ class Slicing:
             part: self.with_positions(forwards.get(part, part.forward)) for part in takes_positions(self.model)
         }
         forwards[self.model] = self.reporting_block("", forwards.get(self.model, self.model.forward))
-        with patched(forwards):
+        with patch_forwards(forwards):
             yield
 
     def reporting_block(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:

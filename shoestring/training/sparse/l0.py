@@ -22,13 +22,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
 from shoestring.training.sparse.gated_weights import GatedWeights, gated_run
 from shoestring.training.sparse.hard_concrete import HARD_CONCRETE
 from shoestring.training.sparse.masked_weights import check_steps, mask_cost, mask_drift
-from shoestring.training.sparse.schedule import check_schedule, scheduled
+from shoestring.training.sparse.schedule import check_schedule, make_schedule
 from shoestring.training.sparse.weights import Units, weights_to_sparsify
 from shoestring.training.technique import TrainingTechnique
 
@@ -57,19 +56,13 @@ class L0(TrainingTechnique):
     order: ClassVar[int] = 67
     exact: ClassVar[bool] = False
     why: ClassVar[str] = "weights learn which of them can be zero, behind gates with a penalty"
+    on_request: ClassVar[bool] = True  # it saves nothing in training
 
     def __post_init__(self) -> None:
         check_schedule(self.share, self.begin, self.end, self.every)
         Units(self.of, self.group)
         if not self.rate > 0:
             raise Mistake(f"L0(rate={self.rate}): gates move at a rate of more than 0")
-
-    @classmethod
-    def choices(cls, ledger: Ledger) -> tuple[L0, ...]:
-        return ()  # it saves nothing in training: used only when asked for
-
-    def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.CHANGED
 
     def drift(self, ledger: Ledger) -> float:
         return mask_drift(self.share)
@@ -78,7 +71,7 @@ class L0(TrainingTechnique):
         return mask_cost(ledger, copies=4.0 if self.of == "numbers" else 1.0)
 
     def apply(self, run: Run) -> Run:
-        schedule = scheduled(self.share, check_steps("L0", run), self.begin, self.end, self.every)
+        schedule = make_schedule(self.share, check_steps("L0", run), self.begin, self.end, self.every)
         weights = weights_to_sparsify(run.model, self.where, self.skip)
         units = Units(self.of, self.group)
         return gated_run(run, GatedWeights(weights, schedule, units, HARD_CONCRETE, self.rate, run.settings.seed))

@@ -21,12 +21,11 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.masks import zero_masks
 from shoestring.core.run import Run
 from shoestring.training.sparse.masked_weights import MaskedWeights, check_steps, mask_cost, mask_drift, masked_run
-from shoestring.training.sparse.schedule import SparsitySchedule, check_schedule, scheduled
+from shoestring.training.sparse.schedule import SparsitySchedule, check_schedule, make_schedule
 from shoestring.training.sparse.weights import weights_to_sparsify
 from shoestring.training.technique import TrainingTechnique
 
@@ -57,18 +56,12 @@ class MagnitudePrune(TrainingTechnique):
     order: ClassVar[int] = 66
     exact: ClassVar[bool] = False
     why: ClassVar[str] = "the smallest weights become zero while the others are trained"
+    on_request: ClassVar[bool] = True  # it saves nothing in training
 
     def __post_init__(self) -> None:
         check_schedule(self.share, self.begin, self.end, self.every, self.amount, self.amount_of)
         if self.scope not in SCOPES:
             raise Mistake(f"MagnitudePrune(scope={self.scope!r}): there are {', '.join(SCOPES)}")
-
-    @classmethod
-    def choices(cls, ledger: Ledger) -> tuple[MagnitudePrune, ...]:
-        return ()  # it saves nothing in training: used only when asked for
-
-    def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.CHANGED
 
     def drift(self, ledger: Ledger) -> float:
         return mask_drift(self.share)
@@ -78,7 +71,7 @@ class MagnitudePrune(TrainingTechnique):
 
     def apply(self, run: Run) -> Run:
         steps = check_steps("MagnitudePrune", run)
-        schedule = scheduled(self.share, steps, self.begin, self.end, self.every, self.amount, self.amount_of)
+        schedule = make_schedule(self.share, steps, self.begin, self.end, self.every, self.amount, self.amount_of)
         weights = weights_to_sparsify(run.model, self.where, self.skip)
         return masked_run(run, SmallestWeights(weights, schedule, each=self.scope == "layer"))
 

@@ -17,12 +17,11 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.masks import lowest, seed_of, seed_scores, zeros_of
 from shoestring.core.run import Run
 from shoestring.training.sparse.masked_weights import MaskedWeights, check_steps, mask_cost, mask_drift, masked_run
-from shoestring.training.sparse.schedule import SparsitySchedule, check_schedule, scheduled
+from shoestring.training.sparse.schedule import SparsitySchedule, check_schedule, make_schedule
 from shoestring.training.sparse.weights import weights_to_sparsify
 from shoestring.training.technique import TrainingTechnique
 
@@ -47,16 +46,10 @@ class RandomPrune(TrainingTechnique):
     order: ClassVar[int] = 66
     exact: ClassVar[bool] = False
     why: ClassVar[str] = "weights that a seed draws become zero: a baseline"
+    on_request: ClassVar[bool] = True  # a baseline
 
     def __post_init__(self) -> None:
         check_schedule(self.share, self.begin, self.end, self.every)
-
-    @classmethod
-    def choices(cls, ledger: Ledger) -> tuple[RandomPrune, ...]:
-        return ()  # a baseline: used only when asked for
-
-    def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.CHANGED
 
     def drift(self, ledger: Ledger) -> float:
         return mask_drift(self.share)
@@ -65,7 +58,7 @@ class RandomPrune(TrainingTechnique):
         return mask_cost(ledger)
 
     def apply(self, run: Run) -> Run:
-        schedule = scheduled(self.share, check_steps("RandomPrune", run), self.begin, self.end, self.every)
+        schedule = make_schedule(self.share, check_steps("RandomPrune", run), self.begin, self.end, self.every)
         weights = weights_to_sparsify(run.model, self.where, self.skip)
         return masked_run(run, DrawnWeights(weights, schedule, run.settings.seed if self.seed < 0 else self.seed))
 

@@ -82,7 +82,7 @@ def check_schedule(
         )
 
 
-def scheduled(
+def make_schedule(
     share: float, steps: int, begin: float, end: float, every: int, amount: float = 0.0, amount_of: str = "all"
 ) -> SparsitySchedule:
     """The schedule of a training of `steps` steps; `begin` and `end` are fractions of them; `every` = 0: about a

@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
 from shoestring.training.sparse.gated_weights import GatedWeights, gated_run
 from shoestring.training.sparse.masked_weights import check_steps, mask_cost, mask_drift
-from shoestring.training.sparse.schedule import check_schedule, scheduled
+from shoestring.training.sparse.schedule import check_schedule, make_schedule
 from shoestring.training.sparse.variational import VARIATIONAL
 from shoestring.training.sparse.weights import Units, weights_to_sparsify
 from shoestring.training.technique import TrainingTechnique
@@ -51,18 +50,12 @@ class VariationalDropout(TrainingTechnique):
     order: ClassVar[int] = 67
     exact: ClassVar[bool] = False
     why: ClassVar[str] = "weights that are mostly noise become zero"
+    on_request: ClassVar[bool] = True  # it saves nothing in training
 
     def __post_init__(self) -> None:
         check_schedule(self.share, self.begin, self.end, self.every)
         if not self.rate > 0:
             raise Mistake(f"VariationalDropout(rate={self.rate}): noise is trained at a rate of more than 0")
-
-    @classmethod
-    def choices(cls, ledger: Ledger) -> tuple[VariationalDropout, ...]:
-        return ()  # it saves nothing in training: used only when asked for
-
-    def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.CHANGED
 
     def drift(self, ledger: Ledger) -> float:
         return mask_drift(self.share)
@@ -71,6 +64,6 @@ class VariationalDropout(TrainingTechnique):
         return mask_cost(ledger, copies=4.0)
 
     def apply(self, run: Run) -> Run:
-        schedule = scheduled(self.share, check_steps("VariationalDropout", run), self.begin, self.end, self.every)
+        schedule = make_schedule(self.share, check_steps("VariationalDropout", run), self.begin, self.end, self.every)
         weights = weights_to_sparsify(run.model, self.where, self.skip)
         return gated_run(run, GatedWeights(weights, schedule, Units(), VARIATIONAL, self.rate, run.settings.seed))

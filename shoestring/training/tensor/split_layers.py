@@ -238,11 +238,11 @@ class TensorParts(RunState, KeepsWeights, DividesOptimizer):
             begin = int(weight.storage_offset())
             places.setdefault(storage_id_of(weight), []).append((begin, begin + weight.numel(), self.names[weight]))
 
-        def misused(leaf: Tensor) -> str:
+        def misuse(leaf: Tensor) -> str:
             near = [] if self.in_layer else places.get(storage_id_of(leaf), [])
             return next((name for begin, end, name in near if begin <= leaf.storage_offset() < end), "")
 
-        return Guard(misused, "with TensorParallel every worker has a part of it; leave TensorParallel out")
+        return Guard(misuse, "with TensorParallel every worker has a part of it; leave TensorParallel out")
 
     # Outside of a step
 
@@ -280,7 +280,7 @@ class TensorParts(RunState, KeepsWeights, DividesOptimizer):
         }
 
     @property
-    def kept(self) -> dict[str, SplitTensor]:
+    def weights_elsewhere(self) -> dict[str, SplitTensor]:
         tensors = self.tensors()
         return {
             name: tensors[weight]
@@ -294,7 +294,7 @@ class TensorParts(RunState, KeepsWeights, DividesOptimizer):
         return {
             **state,
             "state": {
-                number: {key: self.widened(self.weights()[number], value) for key, value in found.items()}
+                number: {key: self.widen(self.weights()[number], value) for key, value in found.items()}
                 for number, found in state["state"].items()
             },
         }
@@ -303,7 +303,7 @@ class TensorParts(RunState, KeepsWeights, DividesOptimizer):
         return {
             **whole,
             "state": {
-                number: {key: self.narrowed(self.weights()[number], value) for key, value in found.items()}
+                number: {key: self.narrow(self.weights()[number], value) for key, value in found.items()}
                 for number, found in whole["state"].items()
             },
         }
@@ -311,13 +311,13 @@ class TensorParts(RunState, KeepsWeights, DividesOptimizer):
     def weights(self) -> list[nn.Parameter]:
         return [weight for members in self.groups for weight in members]
 
-    def widened(self, weight: nn.Parameter, value: Any) -> Any:
+    def widen(self, weight: nn.Parameter, value: Any) -> Any:
         split = self.splits.get(weight)
         if split is None or getattr(value, "shape", None) != weight.shape:
             return value
         return SplitTensor(weight, split, self.shapes[weight], self.link, value)
 
-    def narrowed(self, weight: nn.Parameter, value: Any) -> Any:
+    def narrow(self, weight: nn.Parameter, value: Any) -> Any:
         split: Split | None = self.splits.get(weight)
         return (
             value

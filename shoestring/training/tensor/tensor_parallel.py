@@ -75,7 +75,7 @@ class TensorParallel(GroupTechnique):
         return tuple(cls(count, sequence) for count in ways for sequence in (False, True)) or (cls(),)
 
     @classmethod
-    def noticed(cls, run: Run) -> frozenset[str]:
+    def traits_of_run(cls, run: Run) -> frozenset[str]:
         """For each number of ways that the model can't be split, a trait with the reason: the step does not show
         that."""
         return frozenset(
@@ -112,7 +112,7 @@ class TensorParallel(GroupTechnique):
             gathered = GATHERED / BETWEEN * outside
             whole = gathered + (outside - gathered) / ways if self.sequence else outside
             blocks.append(
-                block.changed(
+                block.with_changes(
                     kept=whole + (block.kept - outside) / ways,
                     rise=whole + (block.rise - min(outside, block.rise)) / ways,
                     spike=block.spike / ways + block.output,
@@ -155,7 +155,7 @@ class TensorParallel(GroupTechnique):
             with parts.inside(), parts.adding_up():  # blocks may be recomputed there
                 run.backward(now, value)
 
-        def summed(number: Tensor) -> None:
+        def sum_and_wait(number: Tensor) -> None:
             link.sum(number).wait()
             run.held.summed(number)
 
@@ -165,7 +165,9 @@ class TensorParallel(GroupTechnique):
             loss=loss,
             backward=backward,
             outside=run.outside.within(parts.usable, parts.inside),
-            held=replace(run.held, summed=summed, share=lambda weight: parts.share(weight) * run.held.share(weight)),
+            held=replace(
+                run.held, summed=sum_and_wait, share=lambda weight: parts.share(weight) * run.held.share(weight)
+            ),
             state={**run.state, "tensor parts": parts},
         )
 

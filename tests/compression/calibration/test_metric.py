@@ -178,9 +178,9 @@ def test_a_job_that_validates_by_itself_has_no_predicted_metric(tmp_path: Path) 
 def test_floors_know_both_sides() -> None:
     found = MetricValue(0.9, 100, "samples", 0.01, (0.88, 0.92))
     assert (
-        parse_floor("a>=0.91").undecided(found)
-        and parse_floor("a<=0.89").undecided(found)
-        and not parse_floor("a>=0.8").undecided(found)
+        parse_floor("a>=0.91").undecided_note(found)
+        and parse_floor("a<=0.89").undecided_note(found)
+        and not parse_floor("a>=0.8").undecided_note(found)
     )
     assert parse_floor("a>=0.895").keeps_surely(found, 0.4) and not parse_floor("a>=0.895").keeps_surely(found, 1)
     assert parse_floor("a<=0.905").keeps_surely(found, 0.4) and not parse_floor("a<=0.905").keeps_surely(found, 1)

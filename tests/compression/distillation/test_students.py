@@ -19,7 +19,7 @@ from shoestring.compression.distillation.students import (
     repeated_blocks,
 )
 from shoestring.core.errors import Mistake
-from shoestring.runs.initial_weights import valued
+from shoestring.runs.initial_weights import fill_weights
 from shoestring.runs.tensors import write_tensors
 
 
@@ -44,7 +44,7 @@ def test_weights_of_a_teachers_file_go_to_the_blocks_that_are_kept(tmp_path: Pat
     write_tensors(file, dict(teacher.state_dict()), {"format": "pt"})
     kept = KeptBlocks(numbers=(0, 4))
     job = Job(model=lambda: fewer_layers(deep(), kept), data=list, weights=layers_of(deep(), kept, str(file)))
-    student = valued(job.model(), job)
+    student = fill_weights(job.model(), job)
     assert len(student) == 4  # type: ignore[arg-type]
     for mine, theirs in ((0, 0), (1, 1), (2, 5), (3, 6)):
         assert all(map(torch.equal, student[mine].parameters(), teacher[theirs].parameters()))  # type: ignore[index]

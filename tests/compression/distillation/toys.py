@@ -12,7 +12,7 @@ from shoestring import Job
 from shoestring.compression.distillation.teachers import LoadedTeacher, Teachers
 from shoestring.data.feed import Feed
 from shoestring.runs.initial_weights import fresh_model
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.loop import steps
 
 NET = """
@@ -67,5 +67,5 @@ def taught_by(*models: nn.Module, passes: int = 0) -> Teachers:
 def trained(job: Job, count: int) -> tuple[nn.Module, list[float]]:
     """The job's model after so many plain steps, and their losses."""
     model = fresh_model(job)
-    run = prepared(job, (), model)
+    run = build_run(job, (), model)
     return model, [float(loss) for loss in steps(run, islice(Feed(job), count))]

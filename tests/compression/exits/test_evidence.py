@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoestring.compression.exits import Cascade, EarlyExitModel, PartSeconds, gathered, seconds_by_part
+from shoestring.compression.exits import Cascade, EarlyExitModel, PartSeconds, gather_evidence, seconds_by_part
 from tests.compression.exits.toys import chain, heads_of
 
 ROWS = 32
@@ -125,5 +125,5 @@ def test_a_machine_that_slows_down_makes_no_exit_dearer_than_the_model() -> None
 def test_seconds_of_this_machine_are_costs_that_evidence_takes() -> None:
     early = EarlyExitModel(chain(), heads_of((1, 3), 8, 3)).eval()
     batch = (torch.randn(ROWS, 5),)
-    evidence = gathered(early, [batch], seconds_by_part(early, batch, rounds=2))
+    evidence = gather_evidence(early, [batch], seconds_by_part(early, batch, rounds=2))
     assert (len(evidence.parts), len(evidence.heads), len(evidence.fixed), evidence.batch) == (3, 2, 3, ROWS)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import shoestring
-from shoestring.compression.exits import Cascade, PartSeconds, calibrate, exit_job, gathered, operate
+from shoestring.compression.exits import Cascade, PartSeconds, calibrate, exit_job, gather_evidence, operate
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from tests.compression.exits.toys import Residual, Tokens, chain
@@ -85,10 +85,10 @@ def test_trained_calibrated_and_measured_on_data_never_seen() -> None:
     early = model.eval().early()
     held_out, unseen = ([blobs(seed) for seed in seeds] for seeds in (range(100, 108), range(200, 208)))
     found = calibrate(
-        gathered(early, held_out, PartSeconds((1.0, 1.0, 2.0), (0.05, 0.05)), lambda batch: batch[1]), 0.01
+        gather_evidence(early, held_out, PartSeconds((1.0, 1.0, 2.0), (0.05, 0.05)), lambda batch: batch[1]), 0.01
     )
     early.thresholds.copy_(torch.tensor(found.point.thresholds))
-    evidence = gathered(early, unseen, PartSeconds((1.0, 1.0, 2.0), (0.05, 0.05)), lambda batch: batch[1])
+    evidence = gather_evidence(early, unseen, PartSeconds((1.0, 1.0, 2.0), (0.05, 0.05)), lambda batch: batch[1])
     predicted, exits = (
         operate(evidence, found.point.thresholds),
         torch.cat([early.answer(batch[0]).exits for batch in unseen]),
@@ -102,7 +102,7 @@ def test_trained_calibrated_and_measured_on_data_never_seen() -> None:
 def test_agreement_is_evidence_without_labels() -> None:
     torch.manual_seed(0)
     cascade = Cascade([chain(depth=2), chain(depth=3)]).eval()
-    evidence = gathered(cascade, [blobs(0), blobs(1)], PartSeconds((1.0, 2.0), (0.0,)))
+    evidence = gather_evidence(cascade, [blobs(0), blobs(1)], PartSeconds((1.0, 2.0), (0.0,)))
     assert bool((evidence.right[:, -1] == 1).all()) and 0 < float(evidence.right[:, 0].mean()) < 1
 
 
@@ -141,4 +141,4 @@ def test_what_cannot_be_trained_so_is_refused() -> None:
     with pytest.raises(Mistake, match="no chain of like blocks"):
         exit_job(Job(model=lambda: nn.Linear(2, 2), data=list), (1,))
     with pytest.raises(Mistake, match="no batch"):
-        gathered(Cascade([chain(), chain()]), [], ((1.0, 1.0), (0.0,)))
+        gather_evidence(Cascade([chain(), chain()]), [], ((1.0, 1.0), (0.0,)))

@@ -16,9 +16,11 @@ import torch
 from torch import nn
 
 import shoestring
+from shoestring.compression.formats.packed_folder import PackedModel
 from shoestring.compression.formats.packed_modules import decode_weights, formats_of, memory_of
 from shoestring.core.errors import Mistake
-from shoestring.core.seal import sealed, unsealed
+from shoestring.core.regular import file_sha256
+from shoestring.core.seal import seal, unseal
 from tests.compression.models import Tied, job_of
 
 
@@ -90,9 +92,9 @@ def lie(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     """Change a manifest and seal it again: only its contents are wrong."""
 
     def done(folder: Path) -> None:
-        about, _ = unsealed((folder / "manifest.json").read_bytes())
+        about, _ = unseal((folder / "manifest.json").read_bytes())
         change(about)
-        (folder / "manifest.json").write_bytes(sealed(about))
+        (folder / "manifest.json").write_bytes(seal(about))
 
     return done
 
@@ -141,6 +143,12 @@ def test_a_folder_that_is_there_is_not_overwritten(made: Path) -> None:
     assert sorted((one.name, one.stat().st_size) for one in made.iterdir()) == before
 
 
+def test_a_run_is_no_compressed_model_and_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(Mistake, match="is a run, and this reads what `shoestring compress` wrote"):
+        shoestring.load(tmp_path)
+
+
 def test_the_job_file_may_move_and_is_only_run_where_the_user_says_so(tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     file.write_text("from tests.compression.models import job_of\n\ndef job() -> object:\n    return job_of('mlp')\n")
@@ -149,6 +157,9 @@ def test_the_job_file_may_move_and_is_only_run_where_the_user_says_so(tmp_path: 
     answer = shoestring.load(tmp_path / "small", job=file)(x)
     with pytest.raises(Mistake, match=f"so it is run only if you name it: add job='{file}'"):
         shoestring.load(tmp_path / "small")
+    module = Path(__file__).parents[1] / "models.py"
+    claim = PackedModel(tmp_path / "small").claim
+    assert claim is not None and claim.modules["tests/compression/models.py"] == file_sha256(module)
     file.rename(tmp_path / "moved.py")
     assert torch.equal(shoestring.load(tmp_path / "small", job=tmp_path / "moved.py")(x), answer)
     assert torch.equal(shoestring.load(tmp_path / "small", job=tmp_path / "small" / "job.py")(x), answer)

@@ -149,10 +149,10 @@ def test_a_latency_below_the_originals_is_kept_by_products_of_bytes(monkeypatch:
     )
     job = job_of("mlp")
     source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
-    plan = begin_session(source, CompressOptions(Budget.parsed(latency="8.5ms"), unseen=16)).plan
+    plan = begin_session(source, CompressOptions(Budget.parse(latency="8.5ms"), unseen=16)).plan
     assert "Int8()" in str(plan) and plan.predicted["latency_seconds"] <= 0.0085
     assert {one["form"] for one in plan.details.layers()} >= {"int8", "plain"}, "no more layers than it takes"
-    plan = begin_session(source, CompressOptions(Budget.parsed(latency="10.5ms", size="5KB"), unseen=16)).plan
+    plan = begin_session(source, CompressOptions(Budget.parse(latency="10.5ms", size="5KB"), unseen=16)).plan
     assert plan.predicted["latency_seconds"] <= 0.0105 and plan.predicted["size_bytes"] <= 5000
 
 
@@ -166,7 +166,7 @@ def test_an_answer_that_is_later_than_reckoned_is_reckoned_with(monkeypatch: pyt
     )
     job = job_of("mlp")
     source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
-    plan = begin_session(source, CompressOptions(Budget.parsed(latency="11ms", size="5KB"), unseen=16)).plan
+    plan = begin_session(source, CompressOptions(Budget.parse(latency="11ms", size="5KB"), unseen=16)).plan
     assert "Decode()" in str(plan) and plan.predicted["latency_seconds"] == pytest.approx(0.010)
 
 
@@ -177,7 +177,7 @@ def test_a_latency_that_is_refused_on_a_busy_machine_says_so(monkeypatch: pytest
     job = job_of("mlp")
     source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
     with pytest.raises(OverBudget, match=r"machine was busy.*ask again when it is quieter"):
-        begin_session(source, CompressOptions(Budget.parsed(latency="1us"), unseen=16))
+        begin_session(source, CompressOptions(Budget.parse(latency="1us"), unseen=16))
 
 
 def test_a_form_that_says_something_else_is_refused() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from shoestring.core.codec import to_json
 from shoestring.core.errors import Mistake
-from shoestring.core.seal import sealed, unsealed
+from shoestring.core.seal import seal, unseal
 from shoestring.federated.tasks.compare import Comparison
 from shoestring.federated.tasks.evaluate import Evaluation
 from shoestring.federated.tasks.perform import perform_task
@@ -85,10 +85,10 @@ def test_a_model_outside_of_the_tasks_folder_is_not_read(tmp_path: Path) -> None
 
 def test_a_resealed_task_is_used_or_refused_in_a_sentence(tmp_path: Path) -> None:
     file = write_task(task_in(tmp_path), tmp_path)
-    whole, _ = unsealed(file.read_bytes())
+    whole, _ = unseal(file.read_bytes())
     for one in variants(whole, 10):
         if isinstance(one, dict):
-            file.write_bytes(sealed(one))
+            file.write_bytes(seal(one))
             with suppress(Mistake):
                 read_models(read_task(tmp_path), tmp_path)
 

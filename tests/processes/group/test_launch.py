@@ -23,7 +23,7 @@ from shoestring.processes.group.launch import run_group
 from shoestring.processes.group.rendezvous import Rendezvous
 from shoestring.processes.group.worker import says_peer_lost, wait_for_all
 from shoestring.processes.messages import OutOfMemory
-from shoestring.processes.nodes import Nodes, parsed_nodes, surrounding_nodes
+from shoestring.processes.nodes import Nodes, Team, parse_nodes, surrounding_nodes
 from shoestring.runs.event import Died, Event, Stepped
 from shoestring.runs.folder import holder
 from shoestring.training.execution.tasks import TrainTask
@@ -138,10 +138,7 @@ def test_each_worker_in_turn_is_killed_and_the_group_goes_on_with_the_same_bits(
 
         killed = [at_step(step, partial(kill, rank, step + 3)) for rank, step in enumerate((7, 13, 19))]
         result = run_group(
-            task(place, every=6, hold=str(place)),
-            {},
-            lambda event: [look(event) for look in killed] and None,
-            devices=3,
+            task(place, every=6, hold=str(place)), {}, Team(3), lambda event: [look(event) for look in killed] and None
         )
     assert result.steps == STEPS and result.world == 3 and result.restarts == 3
     events = records(place / "run")
@@ -153,7 +150,7 @@ def test_each_worker_in_turn_is_killed_and_the_group_goes_on_with_the_same_bits(
     assert all(one["seconds"] <= took for one, took in zip(formed, result.recovery_seconds, strict=True))
     done = [(event["step"], event["loss"]) for event in events if event["event"] == "step"]
     assert len(done) > STEPS and len(set(done)) == STEPS, "steps that were done again lost the same"
-    undisturbed = run_group(task(place, "undisturbed"), {}, devices=3)
+    undisturbed = run_group(task(place, "undisturbed"), {}, Team(3))
     assert undisturbed.restarts == 0 and result.weights_sha256 == undisturbed.weights_sha256
     assert not members(os.getpid())
 
@@ -203,7 +200,7 @@ def test_a_suspended_worker_is_missed_named_and_replaced(place: Path, monkeypatc
             if clock.runs and gates.held:
                 gates.open(10)
 
-        result = run_group(task(place, hold=str(place)), {}, look, devices=2, patience=3.0, clock=clock)
+        result = run_group(task(place, hold=str(place)), {}, Team(2, patience=3.0), look, clock=clock)
     died = next(event for event in records(place / "run") if event["event"] == "died")
     assert died["rank"] == 1 and died["why"].startswith("no sign of life for ")
     assert result.restarts == 1 and result.steps == STEPS and not members(os.getpid())
@@ -220,7 +217,7 @@ def test_what_would_come_again_ends_the_group_at_once(
     fault: str, kind: type[Exception], said: str, place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(kind, match=said):
-        run_group(task(place, fault=fault), {}, devices=2)
+        run_group(task(place, fault=fault), {}, Team(2))
     events = [event["event"] for event in records(place / "run")]
     assert events.count("failed") == 1 and not {"died", "re-formed"} & set(events)
     assert "Traceback" not in capfd.readouterr().err and not members(os.getpid())
@@ -232,7 +229,7 @@ def test_a_worker_that_dies_again_and_again_is_given_up(place: Path) -> None:
         match=r"worker 1 died \(SIGSEGV\), and in 3 tries no new step was done after step 2: a native library "
         r"crashed; there is no checkpoint yet",
     ):
-        run_group(task(place, fault="dies"), {}, devices=2)
+        run_group(task(place, fault="dies"), {}, Team(2))
     assert [event["event"] for event in records(place / "run")].count("died") == 3
 
 
@@ -404,7 +401,7 @@ def test_losing_another_worker_is_nobodys_mistake() -> None:
 
 
 def test_the_machines_are_read_from_what_the_user_or_a_scheduler_says() -> None:
-    assert parsed_nodes("a.b:29400,1/2") == Nodes("a.b", 29400, 1, 2)
+    assert parse_nodes("a.b:29400,1/2") == Nodes("a.b", 29400, 1, 2)
     torchrun = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h", "MASTER_PORT": "7", "LOCAL_RANK": "1"}
     assert surrounding_nodes(torchrun | {"TORCHELASTIC_USE_AGENT_STORE": "True"}) == Nodes(
         "h", 7, 1, 4, torchrun=True, device=1

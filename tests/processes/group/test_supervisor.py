@@ -27,9 +27,9 @@ from shoestring.processes.messages import (
     StopAsked,
     WorkerDied,
     WorkerJoined,
-    happened,
+    event_message,
 )
-from shoestring.processes.nodes import Nodes
+from shoestring.processes.nodes import Nodes, Team
 from shoestring.processes.task import Task
 from shoestring.runs.event import Begun, Died, Reformed, Saved, Stepped, Warned
 from shoestring.training.evidence.tasks import TrialTask
@@ -96,7 +96,7 @@ class Group:
         self.machines, self.events = Machines(rank, of), []  # type: tuple[Machines, list[Event]]
         rendezvous: Any = self.machines
         self.supervisor = Supervisor(
-            place, task or train_task(place / "job.py", 9), self.events.append, rendezvous, 30.0, restarts
+            place, task or train_task(place / "job.py", 9), self.events.append, rendezvous, Team(restarts=restarts)
         )
         self.supervisor.begin_round([0, 1], 2)
 
@@ -105,7 +105,9 @@ class Group:
             self.supervisor.take(rank, message)
 
     def goes_to(self, step: int) -> None:
-        self.hears(0, *(happened(Stepped(number, 1.0, 0.1, 1, 1, time=float(number))) for number in range(1, step + 1)))
+        self.hears(
+            0, *(event_message(Stepped(number, 1.0, 0.1, 1, 1, time=float(number))) for number in range(1, step + 1))
+        )
 
     def dies(self, *deaths: WorkerDied) -> None:
         """Workers end, and the group is formed again."""
@@ -123,7 +125,7 @@ def group(place: Path, **more: Any) -> Iterator[Group]:
 
 def test_a_worker_that_was_killed_is_told_of_once_and_the_group_goes_on(tmp_path: Path) -> None:
     with group(tmp_path) as made:
-        made.hears(0, happened(Begun(pid=7, steps=9, step=0, time=1.0)), happened(Saved(3, time=2.0)))
+        made.hears(0, event_message(Begun(pid=7, steps=9, step=0, time=1.0)), event_message(Saved(3, time=2.0)))
         made.goes_to(5)
         assert made.supervisor.missing({0: None, 1: -9}) == [KILLED]
         made.dies(KILLED)
@@ -132,10 +134,10 @@ def test_a_worker_that_was_killed_is_told_of_once_and_the_group_goes_on(tmp_path
             isinstance(died, Died)
             and died.text == "worker 1 died (SIGKILL) after step 5: the others re-form and go on from step 3"
         )
-        made.hears(0, happened(Begun(pid=8, steps=9, step=3, time=made.supervisor.died_at + 2.0)))
+        made.hears(0, event_message(Begun(pid=8, steps=9, step=3, time=made.supervisor.died_at + 2.0)))
         again = next(event for event in made.events if isinstance(event, Reformed))
         assert again.seconds == pytest.approx(2.0) and again.world == 2 and "go on from step 3" in again.text
-        made.hears(0, happened(Stepped(4, 1.0, 0.1, 1, 1, time=made.supervisor.died_at + 3.0)), Answer({}))
+        made.hears(0, event_message(Stepped(4, 1.0, 0.1, 1, 1, time=made.supervisor.died_at + 3.0)), Answer({}))
         result = made.supervisor.result()
         assert result.restarts == 1 and result.world == 2 and result.recovery_seconds == (pytest.approx(3.0),)
 
@@ -257,4 +259,4 @@ def test_workers_read_the_round_that_the_launcher_wrote(tmp_path: Path) -> None:
 
 def test_an_event_is_the_same_after_it_was_sent() -> None:
     event = Saved(3, "step-00000003", 0.5, 10, best=True, time=1.5)
-    assert Happened(happened(event).record).event == event
+    assert Happened(event_message(event).record).event == event

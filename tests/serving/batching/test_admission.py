@@ -38,7 +38,7 @@ def simulated_end(waiting: Sequence[int], busy: Sequence[float], how: Batching) 
 def test_what_is_expected_is_near_what_the_queue_does(lengths: list[int], busy: list[int]) -> None:
     """The estimate fills batches to the brim, which the queue can't; so it may be late by the share of a batch that stays empty."""
     load = AdmissionLoad(len(lengths) - 1, sum(lengths[:-1]), [float(one) for one in busy])
-    expected = Admission(PACKED).answered_in(load, 1, lengths[-1], TIME)
+    expected = Admission(PACKED).seconds_to_answer(load, 1, lengths[-1], TIME)
     found = simulated_end(lengths, load.busy, PACKED)
     full = TIME.seconds(8, 30)
     assert found <= 2 * expected + full
@@ -57,9 +57,9 @@ def test_who_is_turned_away_is_told_when_to_come_and_an_idle_server_turns_nobody
 ) -> None:
     admission = Admission(PACKED, TIME, target)
     load = AdmissionLoad(rows, 10 * rows, [0.0])
-    turned = admission.turned(load, 1, length, within=within)
-    expected = admission.answered_in(load, 1, length, TIME)
-    alone = admission.answered_in(AdmissionLoad(0, 0, [0.0]), 1, length, TIME)
+    turned = admission.refusal(load, 1, length, within=within)
+    expected = admission.seconds_to_answer(load, 1, length, TIME)
+    alone = admission.seconds_to_answer(AdmissionLoad(0, 0, [0.0]), 1, length, TIME)
     if turned is None:
         assert expected <= max(target, alone) and expected <= within
     else:
@@ -71,15 +71,15 @@ def test_who_is_turned_away_is_told_when_to_come_and_an_idle_server_turns_nobody
 def test_a_slower_machine_is_noticed() -> None:
     admission, pace = Admission(PACKED, TIME, target=40.0), Pace()
     load = AdmissionLoad(2, 20, [0.0])
-    assert admission.turned(load, 1, 5, pace.factor) is None
+    assert admission.refusal(load, 1, 5, pace.factor) is None
     for _ in range(100):
         pace = pace.after(predicted=1.0, measured=2.0)
-    assert admission.turned(load, 1, 5, pace.factor) is not None
+    assert admission.refusal(load, 1, 5, pace.factor) is not None
     assert pace.after(0.0, 1.0) == pace == pace.after(1.0, 0.0), "nothing follows from no time"
 
 
 def test_without_a_measurement_only_the_number_that_waits_is_limited() -> None:
     admission = Admission(PACKED, most_rows=3)
-    assert admission.turned(AdmissionLoad(2, 10**9, [1e9]), 1, 10**9) is None
-    assert admission.turned(AdmissionLoad(3, 3, [0.0]), 1, 1) is not None
-    assert admission.turned(AdmissionLoad(0, 0, [0.0]), 1, 1, within=0.0) is not None
+    assert admission.refusal(AdmissionLoad(2, 10**9, [1e9]), 1, 10**9) is None
+    assert admission.refusal(AdmissionLoad(3, 3, [0.0]), 1, 1) is not None
+    assert admission.refusal(AdmissionLoad(0, 0, [0.0]), 1, 1, within=0.0) is not None

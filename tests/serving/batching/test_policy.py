@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoestring.serving.batching.policy import SIMILAR, SKIPPED, Batching, Waiting, filled, next_batch
+from shoestring.serving.batching.policy import SIMILAR, SKIPPED, Batching, Waiting, choose_batch, next_batch
 
 LINES = st.lists(
     st.builds(
@@ -69,10 +69,10 @@ def test_batch_after_batch_serves_everybody_who_is_not_late(waiting: list[Waitin
 
 def test_the_search_for_others_ends_after_some_that_do_not_fit() -> None:
     long = [100] * SKIPPED
-    assert filled([10, *long[1:], 10], Batching(tokens=20)) == [0, SKIPPED]
-    assert filled([10, *long, 10], Batching(tokens=20)) == [0]
+    assert choose_batch([10, *long[1:], 10], Batching(tokens=20)) == [0, SKIPPED]
+    assert choose_batch([10, *long, 10], Batching(tokens=20)) == [0]
 
 
 def test_a_batch_of_one_row_is_one_request() -> None:
-    assert filled([3, 3, 3], Batching(tokens=100, rows=1)) == [0]
-    assert filled([3, 3, 3], Batching(tokens=100, rows=2, packed=True)) == [0, 1]
+    assert choose_batch([3, 3, 3], Batching(tokens=100, rows=1)) == [0]
+    assert choose_batch([3, 3, 3], Batching(tokens=100, rows=2, packed=True)) == [0, 1]

@@ -59,7 +59,7 @@ class QueueMachine(RuleBasedStateMachine):
     def finish(self, data: st.DataObject, dies: bool) -> None:
         batch = self.queue.running[data.draw(st.sampled_from(sorted(self.queue.running)))]
         if not dies:
-            self.queue.done(batch)
+            self.queue.forget(batch)
             for one in batch.requests:
                 if not one.withdrawn:
                     self.end(one.item, "answered")

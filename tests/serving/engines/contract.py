@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,6 +55,17 @@ class Case:
         )
 
 
+def refuses(made: Case, number: int) -> None:
+    """A number that the model's embedding does not have is an error here too, not the answer to another number."""
+    value = made.value(5, 0)
+    (value["input_ids"] if made.named else value)[2] = number
+    with pytest.raises(IndexError):
+        made.alone(value)
+    engine: Any = made.engine
+    with pytest.raises(Exception, match=r"out of range|out of data bounds|below 0"):
+        engine.answers([engine.interface.inputs.sample(value)])
+
+
 def check_contract(made: Case, packs: bool, together: Together) -> None:
     assert made.engine.packs == packs == (not made.engine.why_not_packed)
     assert getattr(made.engine, "together", None) is together
@@ -65,6 +77,8 @@ def check_contract(made: Case, packs: bool, together: Together) -> None:
 
     answers_alone()
     assert list(made.engine.answers([])) == []
+    for number in (WORDS, -1):
+        refuses(made, number)
     wanted = made.worst_difference([3, 9, 3], 7)
     child = os.fork()
     if not child:

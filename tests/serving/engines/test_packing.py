@@ -133,7 +133,7 @@ def other_samples(engine: TorchEngine) -> list[Sample]:
         longest.length // 2 + 3,
         longest.length // 3,
     }
-    return [engine.interface.inputs.cropped(longest, length) for length in lengths]
+    return [engine.interface.inputs.crop(longest, length) for length in lengths]
 
 
 @torch.inference_mode()
@@ -177,7 +177,7 @@ class AttentionShapes(TorchFunctionMode):
 
 def test_samples_of_equal_length_share_a_call_of_attention() -> None:
     engine = Subject(bert(), texts()).engine()
-    samples = [engine.interface.inputs.cropped(engine.interface.samples[-1], length) for length in (7, 4, 7, 4, 7)]
+    samples = [engine.interface.inputs.crop(engine.interface.samples[-1], length) for length in (7, 4, 7, 4, 7)]
     with AttentionShapes() as shapes:
         engine.answers(samples)
     assert [(rows, length) for rows, _, length, _ in shapes.found] == [(2, 4), (3, 7)] * 2

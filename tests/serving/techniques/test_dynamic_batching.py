@@ -9,7 +9,7 @@ import pytest
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.serving.batching.policy import filled
+from shoestring.serving.batching.policy import choose_batch
 from shoestring.serving.technique import Deployment, ServingCost
 from shoestring.serving.techniques.dynamic_batching import STEPS, DynamicBatching, PackedBatching
 from tests.serving.test_technique import cost, evidence
@@ -21,7 +21,7 @@ def test_the_nth_choice_takes_n_of_the_longest_requests(kind: type[DynamicBatchi
     for count, one in zip(STEPS, kind.choices(plain), strict=True):
         assert type(one) is kind
         how = one.apply(Deployment()).batching
-        assert len(filled([37] * 40, how)) == count and how.packed == (kind is PackedBatching)
+        assert len(choose_batch([37] * 40, how)) == count and how.packed == (kind is PackedBatching)
 
 
 def test_packing_is_refused_by_the_engine_that_is_chosen() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.runs.event import Planning
-from shoestring.runs.events import note
+from shoestring.runs.event_log import note
 from shoestring.runs.folder import Folder
 from shoestring.runs.report import report_of
 from shoestring.runs.report_json import report_json

@@ -9,7 +9,7 @@ from threading import Event
 
 import pytest
 
-from shoestring.runs.events import NAME
+from shoestring.runs.event_log import NAME
 from shoestring.runs.history import History
 from shoestring.runs.report import Report, report_of
 from shoestring.show.watch.follow import FollowedRun, Watch

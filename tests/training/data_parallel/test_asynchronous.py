@@ -21,9 +21,9 @@ from shoestring.core.ledger_parts import StandingBytes, UpdateCost, Workers
 from shoestring.core.link import Link, PeerLost
 from shoestring.core.mesh import on_one_axis
 from shoestring.data.feed import Feed
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.measure.timeline import peak
-from shoestring.runs.checkpoints import saved
+from shoestring.runs.checkpoints import list_checkpoints
 from shoestring.training.conflicts import clash
 from shoestring.training.data_parallel.asynchronous import Asynchronous
 from shoestring.training.data_parallel.data_parallel import DataParallel
@@ -31,7 +31,7 @@ from shoestring.training.data_parallel.drop_stragglers import DropStragglers
 from shoestring.training.data_parallel.pushes import Pushes
 from shoestring.training.data_parallel.server import PUSH
 from shoestring.training.data_parallel.shard import Shard
-from shoestring.training.evidence.rehearse import prepared, rehearse
+from shoestring.training.evidence.rehearse import build_run, rehearse
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.offload_model import OffloadModel
@@ -122,10 +122,10 @@ def test_killed_it_goes_on_from_its_checkpoint(kind: str, tmp_path: Path) -> Non
     task = {"folder": str(folder), "cadence": {"steps": 2}, "flags": {"seen": str(seen), "hold": str(tmp_path)}}
     with Gates(tmp_path, 30):
         group = Group(tmp_path, 3, JOB, [Asynchronous(kind)], 1000, **task)
-        until(lambda: len(saved(folder / "checkpoints")) >= 2, "the second checkpoint")
+        until(lambda: len(list_checkpoints(folder / "checkpoints")) >= 2, "the second checkpoint")
         group.kill()
     before = (folder / "events.jsonl").read_text().splitlines()
-    step = saved(folder / "checkpoints")[-1].step  # its event may not be written yet
+    step = list_checkpoints(folder / "checkpoints")[-1].step  # its event may not be written yet
     seen.unlink()
     first, *_ = Group(tmp_path, 3, JOB, [Asynchronous(kind)], step + 4, **task).results()
     begun = json.loads((folder / "events.jsonl").read_text().splitlines()[len(before)])
@@ -151,7 +151,7 @@ def test_rehearsed_on_fake_tensors_it_is_as_it_is(technique: Technique, pieces: 
     hogwild = technique == Asynchronous("hogwild")
     results = trained(tmp_path, 3, technique, 12, *more, even=3 if hogwild else 2, seen=str(tmp_path / "seen"))
     for rank, found in enumerate(results):
-        job = loaded_job(JOB, {})
+        job = load_job(JOB, {})
         log = rehearse(replace(job, mesh=on_one_axis(Link(rank, 3))), (technique, *more))
         assert found["steps"] > 1, "the optimizer's state is there from the second step on"
         own = results[0]["workers"][rank]
@@ -199,10 +199,10 @@ def test_mistakes_are_told(wrong: Any) -> None:
 
 
 def test_a_group_that_is_too_small_is_told() -> None:
-    job = loaded_job(JOB, {})
+    job = load_job(JOB, {})
     for technique, world in ((Asynchronous(), 1), (Asynchronous("hogwild"), 1), (DropStragglers(), 2)):
         with pytest.raises(Mistake, match="--devices"):
-            prepared(replace(job, mesh=on_one_axis(Link(0, world))), [technique], job.model())
+            build_run(replace(job, mesh=on_one_axis(Link(0, world))), [technique], job.model())
         assert "--devices" in technique.refusal(Ledger((), workers=Workers(world)))
         assert not technique.refusal(Ledger((), workers=Workers(world + 1)))
 
@@ -271,7 +271,7 @@ def test_the_rate_of_a_stale_step_is_divided_by_its_staleness(
         optimizer=lambda weights: torch.optim.SGD(weights, lr=0.8),
     )
     model = job.model()
-    run = prepared(job, [Asynchronous(kind, correct=correct)], model)
+    run = build_run(job, [Asynchronous(kind, correct=correct)], model)
     # Memory that a first worker would have filled; and a difference of two that are almost equal has no digits
     nn.init.constant_(model.weight, 0.5)
     engine: Any = run.team.assignment
@@ -293,7 +293,7 @@ def test_hogwild_does_not_wait_for_ever_for_a_worker_that_beats_and_never_comes(
         loss=lambda output, batch: output.sum(),
         mesh=on_one_axis(link),
     )
-    run = prepared(job, [Asynchronous("hogwild", delay=1)], job.model())
+    run = build_run(job, [Asynchronous("hogwild", delay=1)], job.model())
     engine: Any = run.team.assignment
     engine.counts.begun[0] = 0
     engine.counts.staleness[0, 0] += 1  # a step later, one more would make worker 0's gradient too stale

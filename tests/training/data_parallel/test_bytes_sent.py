@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shoestring.core.hardware import Hardware
-from shoestring.core.sums import Rate, Speeds, choose_algorithm
+from shoestring.core.sum_costs import Rate, Speeds, choose_algorithm
 from shoestring.core.technique import text
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.data_parallel.asynchronous import Asynchronous
 from shoestring.training.data_parallel.compress_gradients import KINDS, CompressGradients
@@ -43,7 +43,7 @@ QUICK = (LocalSteps(h=3, after=2), CompressGradients("powersgd"))
 
 
 def planned(technique: Technique, world: int) -> TrainingPlan:
-    job = replace(loaded_job(JOB, FLAGS), steps=STEPS)
+    job = replace(load_job(JOB, FLAGS), steps=STEPS)
     return Planner(job, PAPER, inexact=True, wanted=(technique,), devices=world).outcome(None, (technique,)).chosen
 
 
@@ -97,7 +97,7 @@ def test_each_worker_sends_and_needs_what_was_planned_whatever_way_sums_are_done
     """Little in a tree, more in a ring, nothing through memory: each worker sends an amount of its own, and takes room to receive into."""
     speeds = Speeds(inside=Rate(1e-8, 1e-6), measured={"tree": (Rate(1e-8, 1e-7),)})
     assert (choose_algorithm(64, (3,), speeds), choose_algorithm(1024, (3,), speeds)) == ("tree", "ring")
-    job = replace(loaded_job(JOB, FLAGS), steps=STEPS)
+    job = replace(load_job(JOB, FLAGS), steps=STEPS)
     plan = (
         Planner(job, replace(PAPER, speeds=speeds), inexact=True, wanted=(technique,), devices=3)
         .outcome(None, (technique,))

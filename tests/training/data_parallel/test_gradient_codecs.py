@@ -169,10 +169,10 @@ def test_buckets_are_kept_apart_and_come_back_only_for_as_many_workers() -> None
     again.load_state_dict(state)
     other.load_state_dict(state)
     assert all(torch.equal(again.rest[bucket], feedback.rest[bucket]) for bucket in ("a", "b"))
-    assert torch.equal(other.owed("a", torch.ones(10)), torch.ones(10))
+    assert torch.equal(other.amount_owed("a", torch.ones(10)), torch.ones(10))
     assert feedback.rest["a"].any() and feedback.rest["b"].any()
     before = feedback.rest["a"].clone()
-    again.owed("a", torch.ones(10))
+    again.amount_owed("a", torch.ones(10))
     assert torch.equal(feedback.rest["a"], before)  # loading took a copy
 
 

@@ -105,7 +105,7 @@ def test_with_feedback_everything_arrives() -> None:
     gradients = [drawn(COUNT, 1), drawn(COUNT, 2)]
     off = []
     for step in range(1, 61):
-        owed = [feedback.owed("b", gradient) for feedback, gradient in zip(kept, gradients, strict=True)]
+        owed = [feedback.amount_owed("b", gradient) for feedback, gradient in zip(kept, gradients, strict=True)]
         sent = sent + mean_of(workers, owed, owed=True)[0]
         given_ = given_ + torch.stack(gradients).mean(0)
         off.append(float((sent - given_).norm()) / step)
@@ -146,7 +146,7 @@ def test_descent_with_feedback_reaches_the_optimum() -> None:
     workers, kept = [PowerSGD(SHAPES, 1) for _ in range(2)], [ErrorFeedback() for _ in range(2)]
     x, best = torch.zeros(COUNT), torch.stack(targets).mean(0)
     for step in range(600):
-        owed = [feedback.owed("x", x - target) for feedback, target in zip(kept, targets, strict=True)]
+        owed = [feedback.amount_owed("x", x - target) for feedback, target in zip(kept, targets, strict=True)]
         x = x - 0.05 * (1 - step / 600) * mean_of(workers, owed, owed=True)[0]
     assert float((x - best).norm()) < 0.01 * float(best.norm())
 

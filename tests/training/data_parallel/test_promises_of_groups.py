@@ -16,7 +16,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
 from shoestring.core.ledger_parts import Workers
-from shoestring.core.technique import described, drift, in_order
+from shoestring.core.technique import drift, in_order, technique_json
 from shoestring.runs.tensors import TensorFile
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.conflicts import conflict
@@ -83,7 +83,7 @@ def outcomes(
     seeds: bool = False,
     more: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    text = json.dumps([[described(technique) for technique in plan] for plan in wanted])
+    text = json.dumps([[technique_json(technique) for technique in plan] for plan in wanted])
     words = [str(world), str(folder / "store"), name, *["far"] * far, *["seeds"] * seeds, *more]
     workers = [
         subprocess.Popen(

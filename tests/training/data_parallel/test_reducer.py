@@ -29,7 +29,7 @@ class Recording:
         self.begun: list[Begun] = []
 
     def __call__(self, bucket: Bucket) -> Sending:
-        self.sent.append((bucket.name, bucket.filled.tolist()))
+        self.sent.append((bucket.name, bucket.buffer.tolist()))
         self.begun.append(Begun())
         return self.begun[-1]
 
@@ -69,10 +69,10 @@ def test_buckets_are_sent_in_their_order_whatever_arrives_first() -> None:
     weights, reducer, send = made(1, 1, 1)
     for weight in weights:
         weight.grad = torch.ones(1)
-    reducer.arrived(weights[1])
-    reducer.arrived(weights[0])
+    reducer.on_gradient(weights[1])
+    reducer.on_gradient(weights[0])
     assert send.sent == [], "the bucket of the last weight goes first"
-    reducer.arrived(weights[2])
+    reducer.on_gradient(weights[2])
     assert [name for name, _ in send.sent] == ["2", "1", "0"]
 
 
@@ -94,7 +94,7 @@ def test_gradients_stay_as_views_of_their_bucket() -> None:
     """So that the sum, which is done in the bucket, is where the optimizer looks."""
     weights, reducer, _ = made(2, 2)
     held: list[Tensor] = []
-    reducer.send = lambda bucket: held.append(bucket.filled) or Begun()  # type: ignore[func-returns-value]
+    reducer.send = lambda bucket: held.append(bucket.buffer) or Begun()  # type: ignore[func-returns-value]
     with reducer.listening():
         loss(weights).backward()
     for flat in held:

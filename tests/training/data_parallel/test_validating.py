@@ -9,7 +9,7 @@ import pytest
 
 from shoestring.core.link import Link
 from shoestring.core.mesh import imagined_mesh, on_one_axis
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.measure.timeline import peak
 from shoestring.runs.export import best_weights
 from shoestring.runs.folder import Folder
@@ -60,7 +60,7 @@ def test_a_group_finds_what_one_process_does(
                 [one[metric] for one in alone], rel=1e-4
             )
         peaks = [
-            peak(rehearse(replace(loaded_job(JOB, {}), mesh=on_one_axis(Link(rank, 3, True))), (technique,)))
+            peak(rehearse(replace(load_job(JOB, {}), mesh=on_one_axis(Link(rank, 3, True))), (technique,)))
             for rank in range(3)
         ]
         assert [worker["peak_bytes"] for worker in results[0]["workers"]] == [one.bytes for one in peaks]
@@ -111,7 +111,7 @@ def test_stages_find_what_one_process_does(technique: Pipeline, whole: bool, tmp
         return
     sizes = mesh_sizes((technique,), technique.stages)
     peaks = [
-        peak(rehearse(replace(loaded_job(JOB, flags), mesh=imagined_mesh(sizes, rank, True)), (technique,))).bytes
+        peak(rehearse(replace(load_job(JOB, flags), mesh=imagined_mesh(sizes, rank, True)), (technique,))).bytes
         for rank in range(technique.stages)
     ]
     assert [worker["peak_bytes"] for worker in results[0]["workers"]] == peaks

@@ -18,7 +18,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.measure.load import Timing
 from shoestring.planning.answers import MeasuredAnswers, open_answers
-from shoestring.planning.choose import Chooser, asked_for, best_first
+from shoestring.planning.choose import Chooser, best_first, requested_candidate
 from shoestring.training import library as api
 from shoestring.training.evidence.anchor import pace, typical, why_not_again
 from shoestring.training.evidence.gather import Evidence
@@ -192,7 +192,9 @@ def room(busy: float) -> TrainingRoom:
     measured = replace(anchor(random.Random(0)), busy=busy)
     ledger = ledger_of(measured)
     predictor = Predictor(Rehearsals(logs()[0], MACHINE), Evidence(ledger, logs()[1], {"": measured}))
-    return TrainingRoom(predictor, (Accumulate, Checkpoint, FusedOptimizer), predictor.sketch(asked_for((), ledger)))
+    return TrainingRoom(
+        predictor, (Accumulate, Checkpoint, FusedOptimizer), predictor.sketch(requested_candidate((), ledger))
+    )
 
 
 def test_a_plan_is_no_faster_than_plain_by_less_than_the_steps_were_held_up() -> None:
@@ -208,7 +210,7 @@ def test_a_plan_is_no_faster_than_plain_by_less_than_the_steps_were_held_up() ->
 
 def test_in_an_idle_budget_plain_wins_ties_and_in_a_tight_one_the_smaller_does() -> None:
     ledger = ledger_of(anchor(random.Random(2)))
-    plain = asked_for((), ledger)
+    plain = requested_candidate((), ledger)
 
     def as_fast(*techniques: Any, process: float) -> Any:
         return replace(plain, techniques=techniques, known={**plain.known, "process_bytes": process})

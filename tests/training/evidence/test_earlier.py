@@ -16,7 +16,7 @@ from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
 from shoestring.measure import probe
 from shoestring.measure.timeline import peak
-from shoestring.planning.choose import LENIENT, NOISE, asked_for, best_first
+from shoestring.planning.choose import LENIENT, NOISE, best_first, requested_candidate
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.evidence.earlier import chosen_earlier, place_of, remember_choice
 from shoestring.training.evidence.rehearse import rehearse
@@ -121,7 +121,7 @@ def test_whatever_noise_does_to_times_the_plan_chosen_before_is_chosen_again() -
             ledger = ledger_of(timed_again(first, draw))
             now = found(ledger)
             for memory, choice in chosen.items():
-                again = asked_for(choice.techniques, ledger)
+                again = requested_candidate(choice.techniques, ledger)
                 assert ranked(now, memory, again)[0].techniques == choice.techniques, seconds(again) / min(
                     map(seconds, now)
                 )

@@ -16,11 +16,11 @@ import shoestring
 from shoestring import Job, Mistake, OverBudget
 from shoestring.core.errors import Crashed, JobFailed
 from shoestring.core.hardware import Hardware
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.processes.task import Task
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Measured, Warned
-from shoestring.runs.events import read
+from shoestring.runs.event_log import read
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.plan import load_plan
@@ -35,7 +35,7 @@ LOOKS = (
     "shoestring.measure.tracker.Tracker.see",
     "shoestring.measure.tracker.Tracker.find_place",
     "shoestring.measure.holdings.tensors_in",
-    "shoestring.core.run.tried_stepping",
+    "shoestring.core.run.try_stepping",
     "shoestring.training.evidence.gather.try_in_pieces",
     "shoestring.training.evidence.gather.why_not_again",
     "shoestring.training.evidence.gather.plain_ledger",
@@ -241,7 +241,7 @@ Tracker.see = strange
 
 def planner(file: Path, answer: Callable[[Task[Any]], Any]) -> Planner:
     """Of a job file whose tasks are answered so."""
-    return Planner(loaded_job(str(file), {}), Hardware(), lambda task, environment: answer(task))
+    return Planner(load_job(str(file), {}), Hardware(), lambda task, environment: answer(task))
 
 
 def test_plain_steps_say_whether_it_is_the_job_that_fails_and_what_it_needs(tmp_path: Path) -> None:
@@ -265,8 +265,12 @@ def test_plain_steps_say_whether_it_is_the_job_that_fails_and_what_it_needs(tmp_
     def fails(task: Task[Any]) -> Any:
         raise JobFailed(f"the job failed in {task.kind}")
 
-    with pytest.raises(JobFailed, match="failed in trial"):
+    with pytest.raises(JobFailed, match=r"failed in trial$"):
         planner(tmp_path / "net.py", fails).outcome(1 << 30)
+    samples = WHOLE.replace("torch.ones(4, 4), torch.zeros(4, 4)", "torch.ones(4), 1")
+    (tmp_path / "samples.py").write_text(samples)
+    with pytest.raises(JobFailed, match=r"failed in trial; the job's data are a list .* collate="):
+        planner(tmp_path / "samples.py", fails).outcome(1 << 30)
 
 
 @pytest.mark.usefixtures("warm_workers")

@@ -11,7 +11,7 @@ import pytest
 from shoestring.core.errors import Crashed, Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.technique import text
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.processes.launch import run_worker
 from shoestring.processes.task import R, Task
 from shoestring.training.data_parallel.data_parallel import DataParallel
@@ -66,7 +66,7 @@ def test_what_the_machine_has_no_room_for_is_estimated_and_not_tried(
         tasks.append(task.kind)
         return run_worker(task, environment)
 
-    planner = Planner(loaded_job(tmp_path / "job.py", {}), Hardware(), worker)
+    planner = Planner(load_job(tmp_path / "job.py", {}), Hardware(), worker)
     ledger = planner.ledger()
     assert (
         "from a trial of 12 steps" in planner.outcome_of(ledger, None, (FusedOptimizer(),)).chosen.basis
@@ -89,7 +89,7 @@ def test_a_trial_that_ends_badly_says_what_was_tried(devices: int, use: Techniqu
             raise Crashed(why)
         return run_worker(task, environment)
 
-    planner = Planner(loaded_job(tmp_path / "job.py", {}), Hardware(), worker, devices=devices, here=devices)
+    planner = Planner(load_job(tmp_path / "job.py", {}), Hardware(), worker, devices=devices, here=devices)
     with pytest.raises(
         (Crashed, Mistake), match=rf"trying {re.escape(text(use))} for \d+ real steps: {re.escape(why)}$"
     ):

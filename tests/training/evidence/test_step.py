@@ -17,17 +17,17 @@ from shoestring.core.ledger_parts import Findings, StandingBytes, Workers
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import Run
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.data.feed import Feed
 from shoestring.measure.blocks import blocks
 from shoestring.measure.timeline import peak
-from shoestring.runs.packing import packed, unpacked
+from shoestring.runs.packing import pack, unpack
 from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.drop_stragglers import DropStragglers
 from shoestring.training.data_parallel.local_steps import LocalSteps
 from shoestring.training.data_parallel.shard import Shard
-from shoestring.training.evidence.rehearse import prepared, rehearse, track
+from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.evidence.step import traits_of
 from shoestring.training.loop import steps
 from shoestring.training.memory import offload_optimizer as offload
@@ -157,10 +157,10 @@ def density() -> Job:
 
 def weights_after(made: Job, techniques: tuple[Technique, ...]) -> Tensor:
     model = seeded(made)
-    run = prepared(made, techniques, model)
+    run = build_run(made, techniques, model)
     for _ in steps(run, islice(Feed(made), 3)):
         pass
-    brought_home(run)
+    bring_home(run)
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
@@ -203,7 +203,7 @@ def test_what_is_nested_or_called_by_another_method_is_trained_to_the_same_bits_
 def test_the_methods_of_a_model_are_its_own_again_after_a_step() -> None:
     made = density()
     model = seeded(made)
-    for _ in steps(prepared(made, (Checkpoint(every=1),), model), islice(Feed(made), 2)):
+    for _ in steps(build_run(made, (Checkpoint(every=1),), model), islice(Feed(made), 2)):
         pass
     assert not any({"forward", "inverse", "shift"} & set(module.__dict__) for module in model.modules())
 
@@ -287,10 +287,10 @@ def words(momentum: float = 0.9) -> Job:
 
 def complex_weights_after(made: Job, techniques: tuple[Technique, ...]) -> list[Tensor]:
     model = seeded(made)
-    run = prepared(made, techniques, model)
+    run = build_run(made, techniques, model)
     for _ in steps(run, islice(Feed(made), 3)):
         pass
-    brought_home(run)
+    bring_home(run)
     return [value.detach().clone() for value in model.parameters()]
 
 
@@ -350,7 +350,7 @@ def test_what_can_not_step_sparse_gradients_is_refused_with_the_reason() -> None
 def test_sparse_moments_are_saved_and_come_back_the_same() -> None:
     sparse = torch.sparse_coo_tensor([[3, 1, 3]], torch.randn(3, 2), (5, 2), check_invariants=True)
     tensors: dict[str, Any] = {}
-    back = unpacked(packed({"momentum": sparse}, tensors, "state"), tensors)["momentum"]
+    back = unpack(pack({"momentum": sparse}, tensors, "state"), tensors)["momentum"]
     assert back.is_coalesced() == sparse.is_coalesced() and torch.equal(back._values(), sparse._values())
     assert torch.equal(back.to_dense(), sparse.to_dense())
 
@@ -382,7 +382,7 @@ class Hopeful(Technique):
     why: ClassVar[str] = "it would be fast"
 
     def cost(self, ledger: Ledger) -> Ledger:
-        blocks = tuple(block.changed(forward=0.0, backward=0.0) for block in ledger.blocks)
+        blocks = tuple(block.with_changes(forward=0.0, backward=0.0) for block in ledger.blocks)
         return replace(ledger, blocks=blocks, update=replace(ledger.update, seconds=0.0))
 
     def apply(self, run: Run) -> Run:

@@ -16,7 +16,7 @@ import shoestring
 from shoestring import Job, Mistake
 from shoestring.core.run import plain_run
 from shoestring.data.feed import Feed
-from shoestring.runs.checkpoints import saved
+from shoestring.runs.checkpoints import list_checkpoints
 from shoestring.training.execution.restored_optimizer import READ, lack_of
 from shoestring.training.execution.snapshot import restore
 
@@ -84,7 +84,7 @@ def test_a_checkpoint_without_a_moment_is_refused_by_file_weight_and_name(tmp_pa
     job = Job(lambda: nn.Linear(4, 2), [(torch.randn(3, 4), torch.tensor([0, 1, 0]))], steps=1)
     for _ in shoestring.train(job, run=tmp_path / "run"):
         pass
-    checkpoint = saved(tmp_path / "run" / "checkpoints")[-1]
+    checkpoint = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
     restore(checkpoint, plain_run(job, job.model(), {}), Feed(job))
     file = checkpoint.path / "state.json"
     lost = ["exp_avg", {"tensor": "state/optimizer/state/1/exp_avg"}]

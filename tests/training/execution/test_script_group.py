@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import shoestring
 from shoestring import Job, Mistake
 from shoestring.core.staging import Staging
-from shoestring.jobfile import loaded_job
+from shoestring.jobfile import load_job
 from shoestring.planning.plan import Outcome
 from shoestring.runs.event import Stepped, Validated
 from shoestring.runs.options import RunOptions
@@ -83,7 +83,7 @@ def test_a_job_is_the_same_in_another_process(tmp_path: Path) -> None:
     model = net()
     made = send_job(job(clip=0.5), model, tmp_path, 2)
     assert made.origin is not None and made.clip == 0.5 and made.loss is loss
-    again = loaded_job(made.origin.file, {})
+    again = load_job(made.origin.file, {})
     one, other = again.model(), again.model()
     assert one is not other and torch.equal(one[0][0].weight, model[0][0].weight), (
         "every call gives the model as it was sent"
@@ -214,5 +214,5 @@ def test_a_group_that_nobody_asks_any_more_is_noted_as_stopped(tmp_path: Path, m
     made = send_job(job(), net(), tmp_path, 2)
     group = group_of(replace(job(), origin=None), made, Outcome(staged()), net(), RunOptions(run=tmp_path / "run"), 2)
     with pytest.raises(NobodyAsks):
-        group.done()
+        group.run()
     assert report_of(tmp_path / "run").state == "stopped"

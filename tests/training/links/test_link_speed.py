@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from shoestring.core.hardware import measured_group
-from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE, fit_rates
-from shoestring.measure.probe import kept_hardware, remember
+from shoestring.core.sum_costs import fit_rates
+from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE
+from shoestring.measure.probe import cached_hardware, remember
 from shoestring.training.execution import job_planning
 from tests.machine import alone
 
@@ -22,7 +23,7 @@ def test_a_group_is_measured_once_with_every_algorithm_and_kept(
     monkeypatch.setattr(job_planning, "busy_now", lambda: False)  # else only the usual one is kept
     machine = replace(alone(1), torch="any")
     found = job_planning.in_group(machine, 2, 2)
-    kept = kept_hardware()
+    kept = cached_hardware()
     assert kept is not None and set(kept.sums["2 near"]) == {MEMORY, LIBRARY, RING, TREE, NAIVE}
     assert found.speeds is not None and found.speeds.measured.keys() == kept.sums["2 near"].keys()
     monkeypatch.setattr(job_planning, "run_worker", lambda *given: pytest.fail("measured again"))
@@ -37,7 +38,7 @@ def test_a_measurement_of_large_sums_that_are_slower_per_byte_is_kept(
     rates = fit_rates(RING, (2,), [(1 << 10, 1e-3), (1 << 20, 2e-3), (16 << 20, 1e-1)])
     assert rates[-1].per_message < 0
     remember(measured_group(alone(1), "2 near", 2, {LIBRARY: rates, RING: rates}, 0.0))
-    assert kept_hardware() is not None
+    assert cached_hardware() is not None
 
 
 @pytest.mark.parametrize("rate", [(-1e-9, 1.0, 8.0), (1e-9, -1.0, 8.0), (1e-9, 1.0, -8.0), (1e-9, 1.0)])
@@ -46,4 +47,4 @@ def test_a_rate_by_which_a_sum_takes_less_than_no_time_is_none(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     remember(replace(alone(1), links={"2 near": (0.0, 0.0, 0.0)}, sums={"2 near": {RING: (rate,)}}))
-    assert kept_hardware() is None
+    assert cached_hardware() is None

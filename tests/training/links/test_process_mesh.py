@@ -64,7 +64,7 @@ def worker(rank: int, store: str, place: str, same_machine: bool) -> None:
                 found[axis]["heard"] = heard.item()
         everybody = torch.tensor([float(10**rank)])
         mesh.link.sum(everybody).wait()
-        found |= {"all": everybody.item(), "sent": mesh.sent}
+        found |= {"all": everybody.item(), "sent": mesh.bytes_sent}
         Path(place, f"result-{rank}").write_text(json.dumps(found))
         distributed.barrier()
     except Exception:
@@ -120,4 +120,4 @@ def test_what_unites_workers_speaks_along_its_axis_only(technique: Technique) ->
     mesh = imagined_mesh({"data": 3, "stage": 2}, rank=3)
     beside = rehearse(replace(job("chain"), mesh=mesh), (technique,))
     assert beside.sent == alone.sent and sum(alone.sent) > 0
-    assert mesh.along("data").sent == mesh.sent and mesh.along("stage").sent == mesh.link.sent == 0
+    assert mesh.along("data").sent == mesh.bytes_sent and mesh.along("stage").sent == mesh.link.sent == 0

@@ -19,26 +19,8 @@ from torch import Tensor
 from shoestring.core.codec import from_json, to_json
 from shoestring.core.hardware import Hardware, for_group, measured_group
 from shoestring.core.link import Link, Sending
-from shoestring.core.sums import (
-    BY_MESSAGES,
-    LIBRARY,
-    MEMORY,
-    NAIVE,
-    RING,
-    TREE,
-    TWO_LEVEL,
-    AllReduceTable,
-    Rate,
-    Speeds,
-    choose_algorithm,
-    fit_rates,
-    room,
-    rounds,
-    seconds,
-    sent_bytes,
-    sums_of,
-    ways,
-)
+from shoestring.core.sum_costs import AllReduceTable, Rate, Speeds, choose_algorithm, fit_rates, seconds, sums_of, ways
+from shoestring.core.sums import BY_MESSAGES, LIBRARY, MEMORY, NAIVE, RING, TREE, TWO_LEVEL, room, rounds, sent_bytes
 from tests.training.members import CONTEXT
 from tests.waiting import HUNG
 

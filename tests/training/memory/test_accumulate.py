@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shoestring import Job, Mistake
 from shoestring.core.batch import samples, split
 from shoestring.data.feed import Feed
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
 
@@ -37,7 +37,7 @@ def masked_job() -> Job:
 def weights(made: Job, *techniques: Accumulate) -> Tensor:
     torch.manual_seed(0)
     model = made.model()
-    for _ in steps(prepared(made, techniques, model), islice(Feed(made), 5)):
+    for _ in steps(build_run(made, techniques, model), islice(Feed(made), 5)):
         pass
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 

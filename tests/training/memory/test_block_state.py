@@ -356,8 +356,8 @@ def test_nothing_that_a_block_keeps_is_different_after_it_was_computed_again() -
 def verify_steps(made: Job, plan: tuple, model: nn.Module) -> None:  # type: ignore[type-arg]
     from itertools import islice
 
-    from shoestring.training.evidence.rehearse import prepared
+    from shoestring.training.evidence.rehearse import build_run
     from shoestring.training.loop import steps
 
-    for _ in steps(prepared(made, plan, model), islice(Feed(made), 3)):
+    for _ in steps(build_run(made, plan, model), islice(Feed(made), 3)):
         pass

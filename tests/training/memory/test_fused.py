@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Job
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.loop import steps
 from shoestring.training.memory.fused import FusedOptimizer
 from tests.models import seeded
@@ -48,7 +48,7 @@ def test_a_weight_whose_first_gradient_comes_late_is_stepped_as_by_a_for_loop(kn
     found = []
     for plan in ((), (FusedOptimizer(),)):
         model = seeded(made)
-        for _ in steps(prepared(made, plan, model), [x] * 6):
+        for _ in steps(build_run(made, plan, model), [x] * 6):
             pass
         found.append(nn.utils.parameters_to_vector(model.parameters()).detach())
     assert torch.allclose(*found, atol=1e-6)

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring.core import random_state
-from shoestring.core.blame import blamed
+from shoestring.core.blame import blame_for
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import Run
-from shoestring.core.run_weights import brought_home, digest_state, weights
-from shoestring.core.technique import parsed, text
+from shoestring.core.run_weights import bring_home, digest_state, weights
+from shoestring.core.technique import parse_technique, text
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.runs.checkpoints import draft, publish
@@ -38,7 +38,7 @@ from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.conflicts import conflict
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.shard import Shard
-from shoestring.training.evidence.rehearse import prepared, rehearse, track
+from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.execution.snapshot import restore, snapshot_of
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
@@ -90,7 +90,7 @@ def calm(name: str) -> Job:
 @pytest.mark.parametrize(("name", "where"), [("llama", "*.q_proj|*.v_proj"), ("gpt2", "*.c_attn|*.c_fc")])
 def test_the_updates_are_those_of_peft(name: str, where: str) -> None:
     made = calm(name)
-    run = prepared(made, (LowRank(rank=4, where=where, alpha=8),), seeded(made))
+    run = build_run(made, (LowRank(rank=4, where=where, alpha=8),), seeded(made))
     ours = adapters(run)
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=list(ours.updates), fan_in_fan_out=name == "gpt2")
     theirs = peft.get_peft_model(seeded(made), config)  # type: ignore[arg-type]
@@ -141,10 +141,10 @@ PLANS: list[tuple[Technique, ...]] = [
 
 def after(techniques: tuple[Technique, ...], made: Job) -> dict[str, Tensor]:
     model = seeded(made)
-    run = prepared(made, techniques, model)
+    run = build_run(made, techniques, model)
     for _ in steps(run, islice(Feed(made), 4)):
         pass
-    brought_home(run)
+    bring_home(run)
     return {name: value.float() for name, value in model.state_dict().items()}
 
 
@@ -187,7 +187,7 @@ def test_a_weight_that_stream_brings_by_rows_gets_its_update_and_frozen_ones_are
     )
     plan = (LowRank(rank=2), OffloadModel())
     model = seeded(made)
-    run = prepared(made, plan, model)
+    run = build_run(made, plan, model)
     streaming: Any = run.state["stream"]
     assert len(next(iter(streaming.row_splits.values())).spans) > 1
     written = {name: region.version for name, region in streaming.store.regions.items()}
@@ -196,13 +196,13 @@ def test_a_weight_that_stream_brings_by_rows_gets_its_update_and_frozen_ones_are
     assert {name: region.version for name, region in streaming.store.regions.items()} == written
     with torch.no_grad(), run.outside.usable():
         used = model(batch[0])
-    brought_home(run)
+    bring_home(run)
     torch.testing.assert_close(model(batch[0]), used, rtol=1e-4, atol=1e-6)
     wanted: Any = seeded(made)
-    alone = prepared(made, plan[:1], wanted)
+    alone = build_run(made, plan[:1], wanted)
     for _ in steps(alone, islice(Feed(made), 5)):
         pass
-    brought_home(alone)
+    bring_home(alone)
     torch.testing.assert_close(model.state_dict(), wanted.state_dict(), rtol=1e-4, atol=1e-6)
     assert not torch.allclose(wanted[6].weight, seeded(made).state_dict()["6.weight"], atol=1e-3)
     size = sum(parameter.numel() * 4 for parameter in model.parameters())
@@ -213,12 +213,12 @@ def test_a_weight_that_stream_brings_by_rows_gets_its_update_and_frozen_ones_are
 
 def test_clipping_is_by_the_norm_of_what_is_trained() -> None:
     made = replace(calm("llama"), clip=1e-3, optimizer=lambda weights: torch.optim.SGD(weights, lr=1.0))
-    run = prepared(made, (LowRank(rank=2),), seeded(made))
-    before = [one.detach().clone() for one in adapters(run).trained]
+    run = build_run(made, (LowRank(rank=2),), seeded(made))
+    before = [one.detach().clone() for one in adapters(run).trainable]
     for _ in steps(run, islice(Feed(made), 1)):
         pass
     moved = torch.cat(
-        [(one - old).detach().reshape(-1) for one, old in zip(adapters(run).trained, before, strict=True)]
+        [(one - old).detach().reshape(-1) for one, old in zip(adapters(run).trainable, before, strict=True)]
     )
     assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-3)
 
@@ -242,7 +242,7 @@ def test_a_is_the_same_for_a_seed_and_a_name_whoever_else_has_one_and_draws_noth
     made = calm("llama")
 
     def first(technique: LowRank, seed: int = 0) -> Tensor:
-        return next(iter(adapters(prepared(replace(made, seed=seed), (technique,), seeded(made))).updates.values())).a
+        return next(iter(adapters(build_run(replace(made, seed=seed), (technique,), seeded(made))).updates.values())).a
 
     state = torch.get_rng_state()
     one = first(LowRank(rank=2))
@@ -252,7 +252,7 @@ def test_a_is_the_same_for_a_seed_and_a_name_whoever_else_has_one_and_draws_noth
     torch.set_rng_state(state)
     model = seeded(made)
     torch.manual_seed(5)
-    prepared(made, (LowRank(),), model)
+    build_run(made, (LowRank(),), model)
     drawn = torch.rand(1)
     torch.manual_seed(5)
     assert torch.equal(drawn, torch.rand(1))
@@ -278,7 +278,7 @@ def small(model: Any, **more: Any) -> Job:
 
 
 def trained(made: Job, technique: Technique) -> Run:
-    run = prepared(made, (technique,), seeded(made))
+    run = build_run(made, (technique,), seeded(made))
     list(steps(run, islice(Feed(made), 2)))
     return run
 
@@ -307,7 +307,7 @@ def test_torchs_encoder_layers_evaluate_with_their_updates() -> None:
         used = run.model(x)
     with torch.no_grad():
         assert not torch.allclose(used, run.model(x), atol=1e-4), "without them it is another model"
-        brought_home(run)
+        bring_home(run)
         torch.testing.assert_close(used, run.model(x), rtol=1e-4, atol=1e-5)
 
 
@@ -315,18 +315,18 @@ def test_what_can_not_be_updated_is_refused_and_what_is_left_out_is_told() -> No
     with pytest.raises(
         Mistake, match=r"finds no weight to update: linear layers are inner, head. A pattern is of the whole name"
     ):
-        prepared(small(Bypassing), (LowRank(where="in"),), seeded(small(Bypassing)))
+        build_run(small(Bypassing), (LowRank(where="in"),), seeded(small(Bypassing)))
     shared = small(lambda: Bypassing(shared=True))
     with pytest.raises(Mistake, match="inner shares its weight with another module"):
-        prepared(shared, (LowRank(),), seeded(shared))
+        build_run(shared, (LowRank(),), seeded(shared))
     with pytest.raises(Mistake, match="is the name of no weight of the model"):
-        prepared(small(Bypassing), (LowRank(also="classifier"),), seeded(small(Bypassing)))
+        build_run(small(Bypassing), (LowRank(also="classifier"),), seeded(small(Bypassing)))
     for wrong in ({"rank": 0}, {"where": ""}, {"alpha": -1.0}):
         with pytest.raises(Mistake):
             LowRank(**wrong)  # type: ignore[arg-type]
     assert conflict((LowRank(), Shard())) and not conflict((LowRank(), OffloadModel()))
     made = calm("gpt2")
-    told = adapters(prepared(made, (LowRank(),), seeded(made))).remark
+    told = adapters(build_run(made, (LowRank(),), seeded(made))).remark
     assert (
         "lm_head shares its weight with another module" in told
         and "The SHA-256 of the weights is of what is trained" in told
@@ -337,24 +337,24 @@ def test_a_layer_that_fails_under_an_update_is_the_jobs_and_not_ours() -> None:
     made = small(lambda: nn.Sequential(nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(9, 8))))
     for plan in ((LowRank(),), (LowRank(), Checkpoint(every=1))):
         with pytest.raises(RuntimeError) as found:
-            list(steps(prepared(made, plan, seeded(made)), islice(Feed(made), 1)))
-        told = blamed(found.value)
+            list(steps(build_run(made, plan, seeded(made)), islice(Feed(made), 1)))
+        told = blame_for(found.value)
         assert not told.ours and told.place == "its model, in the module 1.0 (Linear)"
         assert told.library.startswith("linear.py line")
 
 
 def test_workers_send_the_gradients_of_what_is_trained_and_of_nothing_else() -> None:
     made = replace(calm("llama"), mesh=on_one_axis(Link(0, 2)))
-    run = prepared(made, (LowRank(rank=2),), seeded(made))
-    trained_bytes = sum(4 * parameter.numel() for parameter in adapters(run).trained)
+    run = build_run(made, (LowRank(rank=2),), seeded(made))
+    trained_bytes = sum(4 * parameter.numel() for parameter in adapters(run).trainable)
     sent = rehearse(made, (LowRank(rank=2), DataParallel())).sent[-1]
     assert trained_bytes <= sent <= trained_bytes + 2000, "and a few bytes a weight"
 
 
 def test_it_is_written_and_read_like_any_technique_and_never_chosen_by_itself() -> None:
     for written in ("LowRank()", "LowRank(rank=4, where='*.q|*.v')", "LowRank(where=('*.q', '*.v'), also='head')"):
-        made = parsed(written, CATALOGUE)
-        assert parsed(text(made), CATALOGUE) == made and hash(made)
+        made = parse_technique(written, CATALOGUE)
+        assert parse_technique(text(made), CATALOGUE) == made and hash(made)
     assert LowRank(where=("a", "b")) == LowRank(where="a|b")  # type: ignore[arg-type]
     plan = training_plan((LowRank(where=("a", "b")),))  # type: ignore[arg-type]
     assert LowRank.choices(None) == () and "a|b" in json.dumps(plan.as_json())  # type: ignore[arg-type]
@@ -398,7 +398,7 @@ def test_a_run_put_back_goes_on_with_the_same_bits(others: tuple[Technique, ...]
     def begun(place: Path, resumed: bool = False) -> tuple[Run, Feed]:
         place.mkdir(exist_ok=True)
         random_state.seed(7)
-        return prepared(made, plan, seeded(made), place, resumed), Feed(made)
+        return build_run(made, plan, seeded(made), place, resumed), Feed(made)
 
     def some(run: Run, feed: Feed, count: int) -> list[float]:
         return [float(loss) for loss, _ in zip(steps(run, feed), range(count), strict=False)]
@@ -417,7 +417,7 @@ def test_a_run_put_back_goes_on_with_the_same_bits(others: tuple[Technique, ...]
     assert weights_sha256(digest_state(again)) == weights_sha256(digest_state(whole)) and weights_sha256(
         weights(again)
     ) == weights_sha256(weights(whole))
-    other = prepared(made, (LowRank(rank=4, also="1"), *others), seeded(made), tmp_path / "a", True)
+    other = build_run(made, (LowRank(rank=4, also="1"), *others), seeded(made), tmp_path / "a", True)
     with pytest.raises(Mistake, match="the checkpoint has updates of rank 2"):
         other.state["low rank"].load_state_dict(checkpoint.state()["parts"]["low rank"])
 
@@ -494,9 +494,9 @@ def test_a_run_is_exported_with_its_updates_and_for_peft_and_is_refused_under_an
 def test_a_tied_weight_that_is_trained_as_it_is_may_be_given_by_any_of_its_names() -> None:
     made = calm("gpt2")
     for also in ("lm_head", "transformer.wte"):
-        run = prepared(made, (LowRank(rank=2, where="*.c_attn", also=also),), seeded(made))
+        run = build_run(made, (LowRank(rank=2, where="*.c_attn", also=also),), seeded(made))
         assert (
-            len(adapters(run).trained) == 1 + 2 * len(adapters(run).updates)
+            len(adapters(run).trainable) == 1 + 2 * len(adapters(run).updates)
             and len(adapters(run).state_dict()["tied"]) == 1
         )
         assert [name for name, one in run.model.named_parameters() if one.requires_grad] == ["transformer.wte.weight"]

@@ -9,7 +9,7 @@ import pytest
 
 from shoestring import Mistake
 from shoestring.data.feed import Feed
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.loop import steps
 from shoestring.training.memory.offload_activations import OffloadActivations
 from tests.models import job, seeded
@@ -17,7 +17,7 @@ from tests.models import job, seeded
 
 def test_a_full_disk_is_told_of(tmp_path: Path) -> None:
     made = job("chain")
-    run = prepared(made, (OffloadActivations(to=str(tmp_path)),), seeded(made))
+    run = build_run(made, (OffloadActivations(to=str(tmp_path)),), seeded(made))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
@@ -31,4 +31,4 @@ def test_a_full_disk_is_told_of(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there_is_told_of(tmp_path: Path) -> None:
     made = job("chain")
     with pytest.raises(Mistake, match="there is no such directory"):
-        prepared(made, (OffloadActivations(to=str(tmp_path / "none")),), seeded(made))
+        build_run(made, (OffloadActivations(to=str(tmp_path / "none")),), seeded(made))

@@ -23,13 +23,13 @@ from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.run import Run
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.core.swap import Swap
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
-from shoestring.runs.initial_weights import valued
+from shoestring.runs.initial_weights import fill_weights
 from shoestring.runs.tensors import write_tensors
-from shoestring.training.evidence.rehearse import prepared, rehearse, track
+from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory import disk_store, eight_bits, offloaded_optimizer, row_split, streaming
 from shoestring.training.memory import offload_model as stream
@@ -47,10 +47,10 @@ from tests.models import job, seeded
 
 
 def trained(made: Job, techniques: tuple[Technique, ...], count: int = 4, **more: Any) -> tuple[dict[str, Tensor], Run]:
-    run = prepared(made, techniques, seeded(made), **more)
+    run = build_run(made, techniques, seeded(made), **more)
     for _ in steps(run, islice(Feed(made), count)):
         pass
-    brought_home(run)
+    bring_home(run)
     return run.model.state_dict(), run
 
 
@@ -90,6 +90,28 @@ def test_a_streamed_model_is_trained_to_the_same_bits(name: str) -> None:
 def test_the_users_own_optimizer_steps_what_is_streamed(optimizer: Any, tiny: None) -> None:
     made = job("chain", optimizer=lambda parameters: optimizer(list(parameters)))
     assert apart(trained(made, ())[0], trained(made, (OffloadModel(),))[0]) == 0.0
+
+
+class ByMark(torch.optim.AdamW):
+    """Climbs by weights that the model has marked."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for one in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
+            one.grad.mul_(-1.0 if one.climbs else 1.0)
+        super().step()
+
+
+@pytest.mark.parametrize("technique", [OffloadModel(), OffloadOptimizer("disk"), OffloadOptimizer("host")])
+def test_an_optimizer_finds_the_marks_that_a_model_has_set(technique: Technique, tiny: None) -> None:
+    def marked() -> nn.Module:
+        model = job("chain").model()
+        for one in model.parameters():
+            one.climbs = one.dim() > 1  # type: ignore[attr-defined]
+        return model
+
+    made = replace(job("chain", optimizer=lambda parameters: ByMark(parameters, lr=1e-2)), model=marked)
+    assert apart(trained(made, ())[0], trained(made, (technique,))[0]) == 0.0
 
 
 @pytest.mark.parametrize("technique", [OffloadOptimizer("disk"), OffloadOptimizer("host")])
@@ -190,7 +212,7 @@ def test_moments_in_eight_bits_train_nearly_as_well(technique: Technique, tiny: 
     made = job("chain", optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
     plans: tuple[tuple[Technique, ...], ...] = ((), (technique,))
     losses = [
-        [float(loss) for loss in steps(prepared(made, plan, seeded(made)), islice(Feed(made), 12))] for plan in plans
+        [float(loss) for loss in steps(build_run(made, plan, seeded(made)), islice(Feed(made), 12))] for plan in plans
     ]
     assert losses[0][-1] < 0.5 * losses[0][0]
     assert abs(losses[1][-1] - losses[0][-1]) <= 0.05 * losses[0][0]
@@ -259,13 +281,13 @@ def test_a_model_made_on_the_meta_device_has_the_values_of_one_made_as_usual(tmp
     random_state.seed(3)
     usual = plain.model().state_dict()
     random_state.seed(3)
-    made_on_meta = valued(on_meta(), plain).state_dict()
+    made_on_meta = fill_weights(on_meta(), plain).state_dict()
     assert all(torch.equal(value, made_on_meta[name]) for name, value in usual.items())
     write_tensors(tmp_path / "weights.safetensors", usual)
-    read = valued(on_meta(), replace(plain, weights=str(tmp_path / "weights.safetensors"))).state_dict()
+    read = fill_weights(on_meta(), replace(plain, weights=str(tmp_path / "weights.safetensors"))).state_dict()
     assert all(torch.equal(value, read[name]) for name, value in usual.items())
     with pytest.raises(Mistake, match="MultiheadAttention has no reset_parameters"):
-        valued(made("meta"), plain)
+        fill_weights(made("meta"), plain)
 
 
 def test_a_meta_model_is_planned_and_trained(tmp_path: Path) -> None:
@@ -277,7 +299,7 @@ def test_a_meta_model_is_planned_and_trained(tmp_path: Path) -> None:
 
     made = Job(model=on_meta, data=lambda: [(torch.ones(4, 64), torch.zeros(4, dtype=torch.long))] * 4, steps=3)
     random_state.seed(made.seed)
-    model = valued(on_meta(), made)
+    model = fill_weights(on_meta(), made)
     assert peak(rehearse(made, (OffloadModel(),))).bytes == peak(track(made, (OffloadModel(),), model)).bytes
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from shoestring import Job
 from shoestring.data.feed import Feed
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.loop import steps
 from shoestring.training.memory.precision import LossScale, Precision
 from tests.models import job, seeded
@@ -26,7 +26,7 @@ def test_an_overflowing_step_is_skipped_and_training_recovers() -> None:
     )
     model = seeded(scaled_up)
     before = [parameter.clone() for parameter in model.parameters()]
-    run = prepared(scaled_up, (Precision("fp16"),), model)
+    run = build_run(scaled_up, (Precision("fp16"),), model)
     feed = Feed(scaled_up)
     first = next(steps(run, feed))
     scale = run.state["loss scale"]
@@ -50,7 +50,7 @@ def test_bf16_weights_are_bf16_and_the_optimizer_moves_them() -> None:
     made = job("chain")
     model = seeded(made)
     losses = [
-        float(loss) for loss in steps(prepared(made, (Precision("bf16", "bf16"),), model), islice(Feed(made), 16))
+        float(loss) for loss in steps(build_run(made, (Precision("bf16", "bf16"),), model), islice(Feed(made), 16))
     ]
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert losses[-1] < losses[0]

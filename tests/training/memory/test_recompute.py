@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shoestring import Job
 from shoestring.data.feed import Feed
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.library import verify
 from shoestring.training.loop import steps
 from shoestring.training.memory.checkpoint import Checkpoint
@@ -36,7 +36,7 @@ def test_nested_schedules_give_the_same_bits(name: str, schedule: str) -> None:
 def test_batch_norm_counts_every_batch_once() -> None:
     made = job("u-net")
     model = seeded(made)
-    for _ in steps(prepared(made, (Checkpoint(every=1),), model), islice(Feed(made), 3)):
+    for _ in steps(build_run(made, (Checkpoint(every=1),), model), islice(Feed(made), 3)):
         pass
     assert model.down[0][1].num_batches_tracked == 3
 
@@ -141,13 +141,13 @@ def test_what_the_forward_changes_and_uses_stays_right(
 def test_the_model_is_left_as_it_was() -> None:
     made = job("chain")
     model = seeded(made)
-    for _ in steps(prepared(made, (Checkpoint(every=1), OffloadActivations()), model), islice(Feed(made), 2)):
+    for _ in steps(build_run(made, (Checkpoint(every=1), OffloadActivations()), model), islice(Feed(made), 2)):
         pass
     assert all("forward" not in module.__dict__ for module in model.modules())
 
 
 def test_evaluation_without_gradients_is_untouched() -> None:
     made = job("chain")
-    run = prepared(made, (Checkpoint(every=2), OffloadActivations()), seeded(made))
+    run = build_run(made, (Checkpoint(every=2), OffloadActivations()), seeded(made))
     with torch.no_grad():
         assert run.forward(run.model, next(Feed(made))).shape == (32, 10)

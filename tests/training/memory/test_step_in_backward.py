@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoestring import Job, Mistake
-from shoestring.core.run_weights import brought_home
-from shoestring.training.evidence.rehearse import prepared, rehearse
+from shoestring.core.run_weights import bring_home
+from shoestring.training.evidence.rehearse import build_run, rehearse
 from shoestring.training.loop import steps
 from shoestring.training.memory import offloaded_optimizer, streaming
 from shoestring.training.memory.accumulate import Accumulate
@@ -57,10 +57,10 @@ def job(block: Callable[[], nn.Module], forward: Callable[[nn.Module, Any], Any]
 
 
 def weights_after(made: Job, techniques: tuple[Technique, ...]) -> list[Tensor]:
-    run = prepared(made, techniques, seeded(made))
+    run = build_run(made, techniques, seeded(made))
     for _ in steps(run, iter(made.data())):
         pass
-    brought_home(run)
+    bring_home(run)
     return [value.clone() for value in run.model.state_dict().values()]
 
 

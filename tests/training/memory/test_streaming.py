@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.run import Run
-from shoestring.core.run_weights import brought_home, traffic
+from shoestring.core.run_weights import bring_home, traffic
 from shoestring.data.feed import Feed
 from shoestring.measure.holdings import Holders
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Tracker, watch_run
-from shoestring.training.evidence.rehearse import prepared, rehearse, track, tracked_steps
+from shoestring.training.evidence.rehearse import build_run, rehearse, track, tracked_steps
 from shoestring.training.loop import steps
 from shoestring.training.memory import offload_model as stream
 from shoestring.training.memory import offload_optimizer as offload
@@ -115,7 +115,7 @@ def test_a_frozen_block_below_all_that_is_trained_moves_its_bytes_once_a_step() 
 
 def test_a_block_of_which_few_weights_are_trained_writes_those_alone() -> None:
     made = frozen(all_but_queries)
-    run = prepared(made, (OffloadModel(),), seeded(made))
+    run = build_run(made, (OffloadModel(),), seeded(made))
     store = streamed(run).store
     assert store.regions["model.layers.2"].size == pages(4 * 64 * 64) and store.regions["model.layers.2"].slots == 2
     assert store.regions["frozen of model.layers.2"].slots == 1
@@ -125,14 +125,14 @@ def between_steps(
     made: Job, plan: tuple[Technique, ...], count: int, validate: bool
 ) -> tuple[list[int], list[float], dict[str, Tensor]]:
     """Bytes of every step, what validation found after each, and the weights."""
-    run = prepared(made, plan, seeded(made))
+    run = build_run(made, plan, seeded(made))
     moved, found, before = [], [], traffic(run)
     for _ in steps(run, islice(Feed(made), count)):
         moved.append(traffic(run) - before)
         if validate:
             found.append(run_validation(run, made)["loss"])
         before = traffic(run)
-    brought_home(run)
+    bring_home(run)
     return moved, found, run.model.state_dict()
 
 
@@ -157,7 +157,7 @@ def test_a_validation_does_not_raise_the_peak() -> None:
     made = replace(made, held_out=lambda: list(islice(Feed(made), 2)))
     tracker = Tracker()
     with tracker:
-        run = watch_run(prepared(made, (OffloadModel(),), seeded(made)), tracker, Holders(made))
+        run = watch_run(build_run(made, (OffloadModel(),), seeded(made)), tracker, Holders(made))
     for _ in tracked_steps(run, islice(Feed(made), 2), tracker):
         with tracker:
             run_validation(run, made)
@@ -166,7 +166,7 @@ def test_a_validation_does_not_raise_the_peak() -> None:
 
 def test_a_validation_that_looks_at_a_weight_which_is_not_there_is_refused() -> None:
     made = replace(job("chain"), validate=lambda model: {"loss": model.head.weight.norm()})
-    run = prepared(made, (OffloadModel(),), seeded(made))
+    run = build_run(made, (OffloadModel(),), seeded(made))
     list(steps(run, islice(Feed(made), 1)))
     with pytest.raises(Mistake, match=r"head.weight outside of the module that it belongs to"), torch.no_grad():
         run_validation(run, made)

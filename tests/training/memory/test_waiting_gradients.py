@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.measure.timeline import peak
-from shoestring.training.evidence.rehearse import prepared, rehearse, track
+from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory import disk_store, offloaded_optimizer, row_split, streaming
 from shoestring.training.memory import offload_model as stream
@@ -193,7 +193,7 @@ def test_a_disk_that_fails_in_the_second_pass_says_so(
     tmp_path: Path, tiny: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = job("chain", clip=CLIP)
-    run = prepared(made, (OffloadModel(),), seeded(made), folder=tmp_path)
+    run = build_run(made, (OffloadModel(),), seeded(made), folder=tmp_path)
     real = os.pwrite
 
     def full(*given: Any) -> int:

@@ -26,7 +26,7 @@ from shoestring.training.on_paper.step import PaperJob, bubble_share, overlap_ex
 from shoestring.training.on_paper.sums import all_gather_seconds, all_reduce_seconds, send_seconds
 from shoestring.training.on_paper.trace import allocations, simulate_memory
 from shoestring.training.on_paper.transformer import Transformer, read_transformer, transformer
-from shoestring.training.pipeline.schedule import bubble, held_at_most
+from shoestring.training.pipeline.schedule import activation_counts_by_formula, bubble
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "on_paper"
 A100 = FOLDER / "clusters" / "a100_80gb.json"
@@ -211,7 +211,7 @@ def test_hidden_sums_take_the_processors_they_run_on() -> None:
 def test_the_bubble_and_the_pieces_held_are_those_of_the_schedules(stages: int, pieces: int, virtual: int) -> None:
     share = bubble("interleaved" if virtual > 1 else "1f1b", stages, pieces, virtual)
     assert bubble_share(stages, pieces, virtual) == pytest.approx(share / (1 - share))
-    most = held_at_most("interleaved" if virtual > 1 else "1f1b", stages, pieces, virtual)[0]
+    most = activation_counts_by_formula("interleaved" if virtual > 1 else "1f1b", stages, pieces, virtual)[0]
     assert pieces_held(PaperMesh(stage=stages, virtual=virtual), pieces) * virtual == pytest.approx(most)
 
 

@@ -16,7 +16,7 @@ from shoestring.core.mesh import Mesh
 from shoestring.core.run import Run, plain_run
 from shoestring.data.feed import Feed
 from shoestring.measure.blocks import blocks
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.loop import steps
 from shoestring.training.pipeline.chain import chain_of
 from shoestring.training.pipeline.pipeline import Pipeline
@@ -65,7 +65,7 @@ def uneven(calls: int, stages: int) -> tuple[int, ...]:
 
 def alone(job: Job, count: int = 1) -> Found:
     """One process with the whole batch: gradients of the last of so many steps."""
-    run = prepared(job, (), still(seeded(job)))
+    run = build_run(job, (), still(seeded(job)))
     return Found(last_loss(run, job, count), of_gradients(run.model), of_buffers(run.model))
 
 
@@ -94,7 +94,7 @@ def cut(job: Job, technique: Pipeline, count: int = 1, more: Sequence[Technique]
     def work(mesh: Mesh) -> tuple[float, dict[str, Tensor], dict[str, Tensor]]:
         here = replace(job, mesh=mesh)
         with one_at_a_time:  # the global generators are everybody's here
-            run = prepared(here, (technique, *more), copy.deepcopy(model))
+            run = build_run(here, (technique, *more), copy.deepcopy(model))
         mesh.link.objects("all have it")
         stages = run.state["stages"]
         assert isinstance(stages, Stages)

@@ -20,7 +20,7 @@ from shoestring.core.technique import drift
 from shoestring.runs.tensors import TensorFile
 from shoestring.training.conflicts import conflict
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.pipeline.pipedream import PipeDream
@@ -137,7 +137,7 @@ def test_memory_and_bytes_sent_are_as_predicted_and_it_drifts_no_further_than_st
 
 def engine(made: Job, **knobs: Any) -> PipeDream:
     """Of the first of two stages, alone."""
-    run = prepared(
+    run = build_run(
         replace(made, mesh=imagined_mesh({"data": 1, "stage": 2, "tensor": 1})),
         [Pipeline(2, 4, "pipedream", **knobs)],
         seeded(made),
@@ -179,7 +179,7 @@ def test_a_tensor_that_shares_memory_with_a_weight_is_refused() -> None:
     assert engine(six_blocks.job()).link.world == 2
     made = replace(six_blocks.job(), model=Shared)
     with pytest.raises(Mistake, match=r"turned shares memory with the weight 6\.weight"):
-        prepared(
+        build_run(
             replace(made, mesh=imagined_mesh({"data": 1, "stage": 2, "tensor": 1}, 1)),
             [Pipeline(2, 4, "pipedream")],
             seeded(made),

@@ -15,9 +15,9 @@ from shoestring.core.errors import Mistake
 from shoestring.training.pipeline.schedule import (
     SCHEDULES,
     Orders,
+    activation_counts,
+    activation_counts_by_formula,
     bubble,
-    held_at_most,
-    held_at_once,
     orders,
     staleness,
     timeline_of,
@@ -106,11 +106,11 @@ def test_no_order_waits_for_ever_and_all_that_is_needed_comes_before(
 @given(cases)
 def test_no_worker_holds_more_pieces_than_it_says(case: tuple[str, int, int, int]) -> None:
     schedule, stages, pieces, _ = case
-    assert held_at_once(orders(*case)) == held_at_most(*case)
+    assert activation_counts(orders(*case)) == activation_counts_by_formula(*case)
     if schedule in ("1f1b", "pipedream"):
-        assert all(count <= stages - worker for worker, count in enumerate(held_at_once(orders(*case))))
+        assert all(count <= stages - worker for worker, count in enumerate(activation_counts(orders(*case))))
     if schedule == "zero-bubble":
-        assert max(held_at_once(orders(*case))) == max(held_at_once(orders("1f1b", stages, pieces)))
+        assert max(activation_counts(orders(*case))) == max(activation_counts(orders("1f1b", stages, pieces)))
 
 
 @settings(max_examples=300, deadline=None)
@@ -223,7 +223,7 @@ def test_orders_in_which_everybody_waits_are_told_of() -> None:
     ],
 )
 def test_what_is_no_schedule_is_refused_with_the_reason(wrong: tuple[str, int, int, int], words: str) -> None:
-    for asked in (orders, bubble, held_at_most):
+    for asked in (orders, bubble, activation_counts_by_formula):
         with pytest.raises(Mistake, match=words):
             asked(*wrong)
 

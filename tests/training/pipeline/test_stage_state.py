@@ -11,7 +11,7 @@ from shoestring.core.mesh import imagined_mesh
 from shoestring.core.swap import Swap
 from shoestring.training.data_parallel.shard import Shard
 from shoestring.training.data_parallel.sharding import Sharding
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.pipeline.stages import Stages
 from tests.models import job, seeded
@@ -24,7 +24,7 @@ def test_weights_of_other_stages_are_let_go_of_though_they_wait_in_a_file_while_
     with Swap(room=1 << 15):  # less than its largest weights take
         model = seeded(made)
         torch.zeros(1 << 18)  # whoever is in memory goes to the file now
-        run = prepared(made, (Pipeline(2, 2), Shard(1)), model)
+        run = build_run(made, (Pipeline(2, 2), Shard(1)), model)
     stages, shards = run.state["stages"], run.state["shards"]
     assert isinstance(stages, Stages) and isinstance(shards, Sharding)
     here = {name for name in expected if stages.weights.uses(name)}

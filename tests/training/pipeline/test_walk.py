@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.pipeline.pipeline import Pipeline
@@ -62,7 +62,7 @@ class Back(Twice):
 
 def in_pieces(made: object, pieces: int, count: int) -> Found:
     """One process that computes the same pieces one after the other."""
-    run = prepared(made, (Accumulate(pieces),), still(seeded(made)))  # type: ignore[arg-type]
+    run = build_run(made, (Accumulate(pieces),), still(seeded(made)))  # type: ignore[arg-type]
     return Found(last_loss(run, made, count), of_gradients(run.model), of_buffers(run.model))  # type: ignore[arg-type]
 
 

@@ -23,12 +23,12 @@ from torch import distributed as dist
 
 from shoestring.core.job import Job
 from shoestring.core.mesh import imagined_mesh, on_one_axis
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.core.technique import in_order
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.processes.group.worker import leave
-from shoestring.training.evidence.rehearse import prepared, rehearse, track
+from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.group_technique import mesh_sizes
 from shoestring.training.links.process_mesh import joined_mesh
 from shoestring.training.links.shared_memory_link import join_link
@@ -50,9 +50,9 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 def trained(made: Job, techniques: tuple[Technique, ...]) -> tuple[Tensor, list[float]]:
     """Weights and losses after a few steps."""
-    run = prepared(made, techniques, seeded(made))
+    run = build_run(made, techniques, seeded(made))
     losses = [float(loss) for loss in steps(run, islice(Feed(made, run.team.assignment), STEPS))]
-    brought_home(run)
+    bring_home(run)
     return flat(run.model), losses
 
 
@@ -103,7 +103,7 @@ def drawn(made: Job, techniques: tuple[Technique, ...]) -> dict[str, Any]:
 def judged(made: Job, techniques: tuple[Technique, ...], seed: int) -> float:
     model = seeded(made)
     torch.manual_seed(seed)
-    run = prepared(made, techniques, model)
+    run = build_run(made, techniques, model)
     for _ in steps(run, islice(Feed(made, run.team.assignment), STEPS)):
         pass
     batch = next(iter(made.data()))

@@ -19,11 +19,11 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.catalogue import CATALOGUE
-from shoestring.training.evidence.rehearse import prepared, track
+from shoestring.training.evidence.rehearse import build_run, track
 from shoestring.training.group_technique import uniting
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
@@ -62,10 +62,10 @@ def settings(name: str) -> Iterator[Technique]:
 def weights_after(name: str, techniques: tuple[Technique, ...]) -> Tensor:
     made = AWKWARD[name].job()
     reset()
-    run = prepared(made, techniques, seeded(made))
+    run = build_run(made, techniques, seeded(made))
     for _ in steps(run, islice(Feed(made), STEPS)):
         pass
-    brought_home(run)
+    bring_home(run)
     values = [value.detach().to_dense().flatten() for value in run.model.state_dict().values()]
     return torch.cat(
         [torch.view_as_real(one).flatten().double() if one.is_complex() else one.double() for one in values]

@@ -15,11 +15,11 @@ from shoestring import Job
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
-from shoestring.core.run_weights import brought_home
+from shoestring.core.run_weights import bring_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.catalogue import CATALOGUE
-from shoestring.training.evidence.rehearse import prepared, rehearse, track
+from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory.ema import EMA
 from shoestring.training.planner import Planner
@@ -70,10 +70,10 @@ def ledger(name: str) -> Ledger:
 
 
 def trained(made: Job, techniques: tuple[Technique, ...]) -> dict[str, Tensor]:
-    run = prepared(made, techniques, seeded(made))
+    run = build_run(made, techniques, seeded(made))
     for _ in steps(run, islice(Feed(made), 4)):
         pass
-    brought_home(run)
+    bring_home(run)
     return {name: value.detach().float() for name, value in run.model.state_dict().items()}
 
 

@@ -17,7 +17,7 @@ from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
-from shoestring.training.evidence.rehearse import prepared, rehearse, track
+from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.evidence.step import largest_worker
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
@@ -103,7 +103,7 @@ def job(**changes: Any) -> Job:
 
 def weights_after(made: Job, *techniques: Accumulate) -> Tensor:
     model = seeded(made)
-    for _ in steps(prepared(made, techniques, model), islice(Feed(made), 4)):
+    for _ in steps(build_run(made, techniques, model), islice(Feed(made), 4)):
         pass
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 

@@ -17,7 +17,7 @@ from shoestring.core.errors import Mistake
 from shoestring.jobs.gpt import Gpt
 from shoestring.jobs.gpt import job as gpt_job
 from shoestring.measure.timeline import peak
-from shoestring.training.evidence.rehearse import prepared, rehearse, track
+from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.fused import FusedOptimizer
@@ -70,7 +70,7 @@ JOBS: dict[str, Callable[[], Job]] = {"gpt": gpt, "gpt2": gpt2, "llama": llama}
 def gradients(made: Job, plan: tuple[Technique, ...], batch: Any = None) -> tuple[float, Tensor]:
     """Loss and all gradients of a batch, in double precision where the model allows it."""
     model = seeded(made).double()
-    run = prepared(made, plan, model)
+    run = build_run(made, plan, model)
     loss = run.gradients(run, next(iter(made.data())) if batch is None else batch)
     return float(loss), torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
 
@@ -213,7 +213,7 @@ def test_a_model_of_ones_own_is_recognised_by_what_it_does() -> None:
 def test_what_brings_tokens_together_is_refused_before_training(parts: dict[str, Any], why: str) -> None:
     with pytest.raises(Mistake, match=why):
         made = own(**parts)
-        prepared(made, (SequencePipeline(2),), made.model())
+        build_run(made, (SequencePipeline(2),), made.model())
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_what_brings_tokens_together_is_refused_before_training(parts: dict[str,
 )
 def test_models_that_are_not_causal_or_not_known_are_refused(name: str, why: str) -> None:
     with pytest.raises(Mistake, match=why):
-        prepared(job(name), (SequencePipeline(2),), seeded(job(name)))
+        build_run(job(name), (SequencePipeline(2),), seeded(job(name)))
 
 
 def test_attention_that_is_written_out_is_refused() -> None:
@@ -235,7 +235,7 @@ def test_attention_that_is_written_out_is_refused() -> None:
         hugging("LlamaForCausalLM", "LlamaConfig", **SMALL, attn_implementation="eager"), lambda: [tokens(LENGTH)]
     )
     with pytest.raises(Mistake, match='attn_implementation="sdpa"'):
-        prepared(made, (SequencePipeline(2),), made.model())
+        build_run(made, (SequencePipeline(2),), made.model())
 
 
 def test_a_batch_with_padding_is_refused_and_one_without_is_not() -> None:
@@ -274,7 +274,7 @@ def test_slices_that_can_not_be_are_refused() -> None:
 
 def test_lengths_follow_from_what_slices_of_the_model_take_and_nothing_is_left_behind() -> None:
     made = one_sample()
-    run = prepared(made, (), seeded(made))
+    run = build_run(made, (), seeded(made))
     found = best_tokens(run, next(iter(made.data())), stages=2, granularity=8)
     assert sum(found.cut(40)) == 40 and found.lengths
     assert all(one.grad is None for one in run.model.parameters()) and all(

@@ -10,13 +10,13 @@ import torch
 from shoestring import Mistake
 from shoestring.core.masks import lowest, seed_mask, seed_scores, zero_masks, zeros_of
 from shoestring.training.sparse.hard_concrete import open_probability, sampled_gate, settled_gate
-from shoestring.training.sparse.schedule import scheduled
+from shoestring.training.sparse.schedule import make_schedule
 from shoestring.training.sparse.variational import VARIATIONAL, kl
 from shoestring.training.sparse.weights import Units
 
 
 def test_the_cubic_schedule_is_the_papers_table() -> None:
-    schedule = scheduled(0.9, steps=200, begin=0.1, end=0.7, every=30)
+    schedule = make_schedule(0.9, steps=200, begin=0.1, end=0.7, every=30)
     assert (schedule.begin, schedule.every, schedule.updates, schedule.end) == (20, 30, 4, 140)
     table = {t: 0.9 * (1 - (1 - (t - 20) / (4 * 30)) ** 3) for t in (20, 50, 80, 110, 140)}
     assert {t: schedule.share_at(t) for t in table} == pytest.approx(table)
@@ -37,7 +37,7 @@ def test_the_cubic_schedule_is_the_papers_table() -> None:
 )
 def test_a_schedule_that_can_not_be_is_refused(knobs: dict[str, float], said: str) -> None:
     with pytest.raises(Mistake, match=said):
-        scheduled(**{"share": 0.9, "steps": 100, "begin": 0.1, "end": 0.7, "every": 0, **knobs})  # type: ignore[arg-type]
+        make_schedule(**{"share": 0.9, "steps": 100, "begin": 0.1, "end": 0.7, "every": 0, **knobs})  # type: ignore[arg-type]
 
 
 def test_masks_have_exactly_as_many_zeros_as_asked_for_also_where_weights_are_equal() -> None:

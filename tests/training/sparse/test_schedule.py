@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoestring.core.errors import Mistake
-from shoestring.training.sparse.schedule import SparsitySchedule, scheduled
+from shoestring.training.sparse.schedule import SparsitySchedule, make_schedule
 
 SCHEDULES = st.builds(
     SparsitySchedule,
@@ -45,7 +45,7 @@ def test_a_schedule_ends_within_its_part_of_the_training_or_is_refused(
     share: float, steps: int, begin: float, end: float, every: int, amount: float, amount_of: str
 ) -> None:
     try:
-        found = scheduled(share, steps, begin, end, every, amount, amount_of)
+        found = make_schedule(share, steps, begin, end, every, amount, amount_of)
     except Mistake:
         return
     assert int(begin * steps) == found.begin and found.end <= int(end * steps) <= steps
@@ -65,7 +65,7 @@ def test_cubic_prunes_most_while_there_is_most_to_spare() -> None:
 
 
 def test_a_share_of_those_left_is_a_geometric_series() -> None:
-    one = scheduled(0.75, steps=100, begin=0.0, end=1.0, every=10, amount=0.5, amount_of="left")
+    one = make_schedule(0.75, steps=100, begin=0.0, end=1.0, every=10, amount=0.5, amount_of="left")
     assert one.updates == 2 and [one.share_at(step) for step in (10, 20)] == [0.5, 0.75]
 
 
@@ -90,4 +90,4 @@ def test_a_share_of_those_left_is_a_geometric_series() -> None:
 )
 def test_what_no_training_can_reach_is_refused(asked: dict[str, float | str]) -> None:
     with pytest.raises(Mistake):
-        scheduled(**{"share": 0.9, "steps": 100, "begin": 0.1, "end": 0.9, "every": 0} | asked)  # type: ignore[arg-type]
+        make_schedule(**{"share": 0.9, "steps": 100, "begin": 0.1, "end": 0.9, "every": 0} | asked)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from shoestring.measure.timeline import peak
 from shoestring.runs.report import report_of
 from shoestring.training.conflicts import conflict
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.evidence.rehearse import prepared, rehearse, track
+from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
@@ -189,7 +189,7 @@ def test_workers_that_add_up_gradients_have_the_same_masks_and_gates(kind: Any) 
 
     def work(mesh: Mesh) -> Tensor:
         mine = replace(made, mesh=mesh)
-        run = prepared(mine, (DataParallel(), kind()), copies[mesh.link.rank])
+        run = build_run(mine, (DataParallel(), kind()), copies[mesh.link.rank])
         for _ in steps(run, islice(Feed(mine, assignment=run.team.assignment), STEPS)):
             pass
         return flat(run.model)

@@ -44,7 +44,7 @@ def worker(
 
     from shoestring.core.mesh import imagined_mesh, on_one_axis
     from shoestring.measure.timeline import peak
-    from shoestring.training.evidence.rehearse import prepared, rehearse, track
+    from shoestring.training.evidence.rehearse import build_run, rehearse, track
     from shoestring.training.group_technique import mesh_sizes
     from shoestring.training.links.process_mesh import joined_mesh
     from shoestring.training.links.shared_memory_link import join_link
@@ -66,14 +66,14 @@ def worker(
             made = {**JOBS, "one sample": one_sample}[name]()
             batch = next(iter(made.data()))
             model = seeded(made).double()
-            alone = prepared(replace(made, mesh=on_one_axis()), (), model)
+            alone = build_run(replace(made, mesh=on_one_axis()), (), model)
             loss = float(alone.gradients(alone, batch))
             whole = {key: one.grad for key, one in model.named_parameters()}
             for plan in plans:
                 sizes = mesh_sizes(plan, world)
                 here = replace(made, mesh=joined_mesh(link, sizes))
                 model = seeded(made).double()
-                run = prepared(here, plan, model)
+                run = build_run(here, plan, model)
                 off = abs(float(run.gradients(run, batch)) - loss) / loss
                 own = {key: one.grad for key, one in model.named_parameters() if one.grad is not None}
                 norm = sum(float(one.square().sum()) for one in whole.values() if one is not None) ** 0.5

@@ -15,7 +15,7 @@ from shoestring import Job
 from shoestring.core.mesh import Mesh
 from shoestring.core.run import Run
 from shoestring.jobs.gpt import Gpt
-from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.tensor.layer_kinds import SplitLayers
 from shoestring.training.tensor.split_layers import TensorParts
@@ -121,7 +121,7 @@ def made(job: Job) -> nn.Module:
 
 
 def run_of(job: Job, techniques: tuple[Technique, ...], model: nn.Module, mesh: Mesh | None = None) -> Run:
-    return prepared(job if mesh is None else replace(job, mesh=mesh), techniques, copy.deepcopy(model))
+    return build_run(job if mesh is None else replace(job, mesh=mesh), techniques, copy.deepcopy(model))
 
 
 def whole_gradients(run: Run) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shoestring.core.hardware import Hardware
 from shoestring.core.mesh import Mesh, imagined_mesh
-from shoestring.jobfile import job_path, loaded_job
+from shoestring.jobfile import job_path, load_job
 from shoestring.measure.timeline import peak
 from shoestring.runs.tensors import TensorFile
 from shoestring.training.data_parallel.compress_gradients import CompressGradients
@@ -276,7 +276,7 @@ def test_a_run_that_goes_on_with_the_same_mesh_ends_with_the_same_bits(plan: lis
 def test_the_planner_promises_the_bytes_and_the_peak_that_are_measured(tmp_path: Path) -> None:
     plan = (
         Planner(
-            replace(loaded_job(GPT, FLAGS), steps=3),
+            replace(load_job(GPT, FLAGS), steps=3),
             Hardware(described=True, memory=1 << 40),
             wanted=(TensorParallel(2),),
             devices=2,

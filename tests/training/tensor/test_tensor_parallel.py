@@ -19,15 +19,15 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.mesh import Mesh, imagined_mesh
-from shoestring.core.run_weights import brought_home, weights
-from shoestring.jobfile import job_path, loaded_job
+from shoestring.core.run_weights import bring_home, weights
+from shoestring.jobfile import job_path, load_job
 from shoestring.measure.blocks import blocks
-from shoestring.planning.choose import asked_for
+from shoestring.planning.choose import requested_candidate
 from shoestring.training.conflicts import conflict
 from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.shard import Shard
-from shoestring.training.evidence.rehearse import prepared, rehearse
+from shoestring.training.evidence.rehearse import build_run, rehearse
 from shoestring.training.execution.snapshot import optimizer_state, put_optimizer_state
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
@@ -106,7 +106,7 @@ def test_clipped_training_on_two_axes_is_that_of_one_process(uniting: Technique)
         run = run_of(job, (TensorParallel(2), uniting), model, mesh)
         half = job.pieces(batch, 2)[mesh.along("data").rank]
         found = [run.noted.take_norm() for _ in steps(run, [half] * 3)]
-        brought_home(run)
+        bring_home(run)
         return found, {name: value.detach() for name, value in run.model.named_parameters()}
 
     for found, after in in_threads({"data": 2, "stage": 1, "tensor": 2}, work):
@@ -134,7 +134,7 @@ def test_short_messages_between_copies_leave_weights_that_several_workers_hold_a
 
     def work(mesh: Mesh) -> dict[str, Tensor]:
         with lock:  # a worker is a thread here, and all have one random state
-            run = prepared(replace(job, mesh=mesh), (plan, CompressGradients("int8")), deepcopy(model))
+            run = build_run(replace(job, mesh=mesh), (plan, CompressGradients("int8")), deepcopy(model))
         mesh.link.objects("all have it")
         half = job.pieces(batch, 2)[mesh.along("data").rank]
         list(steps(run, [half] * 6))
@@ -146,7 +146,7 @@ def test_short_messages_between_copies_leave_weights_that_several_workers_hold_a
             if (name in tied or run.held.share(value) < 1) and value not in run.held.elsewhere
         }
         assert own, "some are held by several"
-        brought_home(run)
+        bring_home(run)
         return own | {f"whole {name}": value.detach() for name, value in run.model.named_parameters()}
 
     found = in_threads(sizes, work)
@@ -479,13 +479,13 @@ def test_the_ledger_s_arithmetic_is_close_to_what_is_rehearsed() -> None:
         (4, ((TensorParallel(4),),)),
     ):
         planner = Planner(
-            replace(loaded_job(job_path("gpt"), flags), steps=3),
+            replace(load_job(job_path("gpt"), flags), steps=3),
             Hardware(described=True, memory=1 << 40),
             wanted=plans[0],
             devices=world,
         )
         for plan in plans:
-            one = asked_for(plan, planner.ledger())
+            one = requested_candidate(plan, planner.ledger())
             found = planner.predictor.plan(one)
             assert one.known["peak_bytes"] == pytest.approx(found.predicted["peak_bytes"], rel=0.1), plan
             assert one.known["sent_bytes"] == pytest.approx(found.predicted["sent_bytes"], rel=0.02), plan

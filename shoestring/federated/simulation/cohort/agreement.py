@@ -75,7 +75,7 @@ class AgreementTrial:
         after just as many calls as a trial has steps."""
         alone = AgreementTrial(self.plain, (device,))
         first, second = alone.train_few_steps(self.plain, 0), alone.train_few_steps(self.plain, 0)
-        with random_state.kept():
+        with random_state.fork_rng():
             prepare_model(self.plain)
             forward_backward(self.plain, device)
         third = alone.train_few_steps(self.plain, 0)
@@ -146,7 +146,7 @@ def cut_to_unequal_sizes(devices: Sequence[Records], batch: int) -> list[Records
 
 def fresh_row(plain: SequentialMethod, attempt: int) -> Tensor:
     """The row of a new model, initialised with the attempt's number as seed."""
-    with random_state.kept():
+    with random_state.fork_rng():
         random_state.seed(attempt)
         return plain.layout.row(plain.job.model())
 
@@ -167,7 +167,7 @@ def prepare_model(plain: SequentialMethod) -> None:
 def leftover_state(plain: SequentialMethod, records: Records) -> str:
     """Why the model can't be trained for many devices at once: its steps change hidden state, or put hooks on tensors.
     Empty if neither."""
-    with random_state.kept():
+    with random_state.fork_rng():
         prepare_model(plain)
         with HooksSeen() as hooks:
             forward_backward(plain, records)
@@ -187,7 +187,7 @@ def leftover_state(plain: SequentialMethod, records: Records) -> str:
 
 def draws_random_numbers(plain: SequentialMethod, records: Records) -> bool:
     """Whether a step draws random numbers from torch, NumPy or Python."""
-    with random_state.kept():
+    with random_state.fork_rng():
         prepare_model(plain)
         before = generator_states()
         forward_backward(plain, records)

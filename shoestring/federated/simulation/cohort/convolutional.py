@@ -36,13 +36,13 @@ def convolutional_outputs(job: Job, model: nn.Module) -> Outputs:
     if {f"{lead}{name}" for lead, module in modules for name, _ in module.named_parameters()} != trained:
         raise Unsuitable("some of its weights are frozen, or have several names")
 
-    def called(weights: Weights, batch: Batch) -> Tensor:
+    def outputs(weights: Weights, batch: Batch) -> Tensor:
         x = batch[0] if isinstance(batch, (tuple, list)) else batch  # (k, batch, channels, height, width)
         if not isinstance(x, Tensor) or x.dim() != 5:
             raise Unsuitable("its inputs are not images")
         return grouped_outputs(modules, weights, x)
 
-    return called
+    return outputs
 
 
 def pool_before_relu(modules: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:

@@ -64,7 +64,7 @@ def dense_layers(model: nn.Module, layout: Layout) -> tuple[Dense, ...]:
     layers: list[Dense] = []
     pending: nn.Linear | None = None
 
-    def added(linear: nn.Linear, activation: Activation | None) -> Dense:
+    def dense_layer(linear: nn.Linear, activation: Activation | None) -> Dense:
         found = Dense(
             names[id(linear.weight)],
             None if linear.bias is None else names[id(linear.bias)],
@@ -84,13 +84,13 @@ def dense_layers(model: nn.Module, layout: Layout) -> tuple[Dense, ...]:
         elif (activation := activation_of(module)) is not None:
             if pending is None:
                 raise Unsuitable(f"a {type(module).__name__} without a linear layer before it")
-            layers.append(added(pending, activation))
+            layers.append(dense_layer(pending, activation))
             pending = None
         elif type(module) is nn.Flatten and layers + [pending] != [None]:
             raise Unsuitable("a Flatten behind a linear layer")
     if pending is None:
         raise Unsuitable("its last layer is not linear")
-    layers.append(added(pending, None))
+    layers.append(dense_layer(pending, None))
     used = [layer.weight for layer in layers] + [layer.bias for layer in layers if layer.bias]
     if len(set(used)) != len(used) or set(used) != rows or len(layout.entries) != len(rows):
         raise Unsuitable("layers share weights, or have some that no layer uses")

@@ -37,6 +37,6 @@ def drift_of(objective: Objective, layout: Layout, index: Tensor) -> Drift:
     """The drift of an objective for a stack whose rows are the devices `index`."""
     trained = Layout(tuple(entry for entry in layout.entries if entry.trained))
     pulls = objective.pull and objective.anchor is not None
-    anchor = trained.views(objective.anchor[: layout.trained]) if pulls and objective.anchor is not None else {}
+    anchor = trained.views(objective.anchor[: layout.trained_count]) if pulls and objective.anchor is not None else {}
     correction = {} if objective.correction is None else trained.views(objective.correction[index])
     return Drift(objective.local.rate, objective.pull, anchor, correction)

@@ -57,7 +57,7 @@ class FirstLayerByBlock:
             make(name, active, samples, width)
             for name, width in (("x", self.dense.inputs), ("z", self.dense.width), ("d", self.dense.width))
         )
-        self.used = self.table.used(begin, end)[:active]
+        self.used = self.table.used_samples(begin, end)[:active]
         weights = self.begin if begin == 0 else self.weights
         for row, device in enumerate(self.table.order[:active]):
             torch.index_select(self.inputs[row], 0, self.table.places[row, begin:end].view(-1), out=self.x[row])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core import random_state
-from shoestring.core.batch import Batch, mapped
+from shoestring.core.batch import Batch, map_leaves
 from shoestring.federated.simulation.cohort.dropout import NoDropout
 from shoestring.federated.simulation.cohort.method import MethodDiffers
 from shoestring.federated.simulation.cohort.recording import Gradients, Weights
@@ -56,11 +56,13 @@ class GradientComparison:
         self, weights: Weights, batch: Callable[[], Batch], shares: Tensor | None, row: int, size: int
     ) -> float:
         """Relative difference of a device's gradient, or of its loss if that is larger, from the plain loop's."""
-        call = self.gradients.unrecorded if self.draws else self.gradients  # a recording would contain the dropout
-        with random_state.kept(), NoDropout() if self.draws else nullcontext():
+        call = (
+            self.gradients.without_recording if self.draws else self.gradients
+        )  # a recording would contain the dropout
+        with random_state.fork_rng(), NoDropout() if self.draws else nullcontext():
             losses, found = call(weights, batch(), shares)
             loss, right = self.plain_gradients(
-                {name: one[row] for name, one in weights.items()}, mapped(lambda leaf: leaf[row, :size], batch())
+                {name: one[row] for name, one in weights.items()}, map_leaves(lambda leaf: leaf[row, :size], batch())
             )
         if not all(one.isfinite().all() for one in right):
             return 0.0  # a device that diverges will be rejected anyway

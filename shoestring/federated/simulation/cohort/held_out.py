@@ -27,7 +27,7 @@ def held_out_metrics(
     """Every device's metrics. `rows`: one model for all devices, or one for each. Empty for a device without held-out
     records."""
     found: list[Sums] = []
-    with random_state.kept(), torch.no_grad():
+    with random_state.fork_rng(), torch.no_grad():
         for place, one in enumerate(records):
             load_device(layout, model, rows if rows.dim() == 1 else rows[place], outside)
             model.eval()

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from shoestring.core import random_state
-from shoestring.core.batch import Batch, leaves, mapped
+from shoestring.core.batch import Batch, leaves, map_leaves
 from shoestring.core.private import operation_writes, without_vmap_warnings
 from shoestring.federated.records import generator_states
 from shoestring.federated.simulation.cohort.method import MethodDiffers
@@ -61,7 +61,7 @@ class Gradients:
             return call(*tensors)
         return self.record(call, tensors, shape)
 
-    def unrecorded(self, weights: Weights, batch: Batch, shares: Tensor | None) -> LossesAndGradients:
+    def without_recording(self, weights: Weights, batch: Batch, shares: Tensor | None) -> LossesAndGradients:
         """Losses and gradients, computed without a recording."""
         return self.tensor_function(list(weights), batch, shares is not None)(
             *weights.values(), *leaves(batch), *([] if shares is None else [shares])
@@ -74,7 +74,7 @@ class Gradients:
             weights = [one.detach().requires_grad_() for one in tensors[: len(names)]]
             rest = iter(tensors[len(names) :])
             with torch.enable_grad(), without_vmap_warnings():
-                inside = mapped(lambda leaf: next(rest), batch)
+                inside = map_leaves(lambda leaf: next(rest), batch)
                 losses = self.losses(dict(zip(names, weights, strict=True)), inside, next(rest) if shared else None)
                 return losses.detach(), list(torch.autograd.grad(losses.sum(), weights, allow_unused=True))
 
@@ -89,7 +89,7 @@ class Gradients:
             with restoring_state(self.model):
                 made = RecordedGradients(call, clone_all(tensors), there)
             for _ in range(SETTLED):  # TorchScript profiles some calls before it optimizes
-                with random_state.kept():
+                with random_state.fork_rng():
                     again = made(*clone_all(tensors))
         except Exception:  # anything in a model that can't be recorded
             made = None
@@ -114,7 +114,7 @@ class Gradients:
         recording.uses += 1
         if recording.uses & (recording.uses - 1):
             return recording(*tensors)
-        with random_state.kept():
+        with random_state.fork_rng():
             found = recording(*clone_all(tensors))
         right = call(*tensors)
         if not same_bits(found, right):
@@ -134,7 +134,7 @@ def restoring_state(model: nn.Module) -> Iterator[None]:
     """Restore the model's state and the random generators on exit."""
     picture = BlockState(model).picture()
     try:
-        with random_state.kept():
+        with random_state.fork_rng():
             yield
     finally:
         put_back(picture)

@@ -18,7 +18,7 @@ from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.local import Local
-from shoestring.core.optimizer import made_optimizer
+from shoestring.core.optimizer import make_optimizer
 from shoestring.core.seams import calls_user
 from shoestring.federated.layout import Layout, named_tensors
 from shoestring.federated.local_steps import schedule_steps
@@ -58,7 +58,7 @@ class SequentialMethod:
                 load_device(self.layout, self.model, start[place], self.outside)
                 add_gradients = objective_gradients(self.layout, self.model, objective, place)
                 # The model's random numbers follow from the device's seed, not from the devices before it
-                with random_state.kept():
+                with random_state.fork_rng():
                     random_state.seed(seed)
                     losses[place], steps[place] = self.train_one(one, objective.local, add_gradients, seed)
                 torch.sub(self.layout.row(self.model), start[place], out=rows[place])
@@ -95,7 +95,7 @@ class SequentialMethod:
 def make_model(job: Job) -> nn.Module:
     """The job's model, in training mode on the CPU. Frozen weights and other state outside of the row follow from the
     job and its seed."""
-    with random_state.kept():
+    with random_state.fork_rng():
         return fresh_model(job).cpu().train()
 
 
@@ -134,7 +134,7 @@ def local_optimizer(job: Job, local: Local, model: nn.Module) -> Optimizer:
         return torch.optim.SGD((one for one in model.parameters() if one.requires_grad), lr=local.rate)
     if local.optimizer is None:
         return Sgd((one for one in model.parameters() if one.requires_grad), local.rate)
-    return made_optimizer(replace(job, optimizer=local.optimizer), model)
+    return make_optimizer(replace(job, optimizer=local.optimizer), model)
 
 
 def objective_gradients(layout: Layout, model: nn.Module, objective: Objective, place: int) -> Callable[[], None]:

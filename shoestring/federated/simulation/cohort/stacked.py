@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core import random_state
-from shoestring.core.batch import Batch, leaves, mapped
+from shoestring.core.batch import Batch, leaves, map_leaves
 from shoestring.core.job import Job, default_loss
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
@@ -103,7 +103,7 @@ class StackedMethod:
         table = step_table([one.count for one in records], objective.local, seeds)
         load_device(layout, model, start[0], self.plain.outside)  # restores the state outside of the row
         model.train()
-        with random_state.kept():
+        with random_state.fork_rng():
             random_state.seed(seed_of("chunk", *seeds))  # the models draw random numbers together
             steps = StackedSteps(self, table, start, [records[one] for one in table.order], objective, checks)
             for step in range(table.steps[0]):
@@ -182,8 +182,8 @@ class StackedSteps:
         )
         counts = self.sizes[rows, step]
         if self.comparison is not None:
-            self.comparison.check(weights, lambda: mapped(lambda leaf: leaf[places], self.data), shares, counts)
-        losses, gradients = self.gradients(weights, mapped(lambda leaf: leaf[places], self.data), shares)
+            self.comparison.check(weights, lambda: map_leaves(lambda leaf: leaf[places], self.data), shares, counts)
+        losses, gradients = self.gradients(weights, map_leaves(lambda leaf: leaf[places], self.data), shares)
         self.total[rows] += torch.where(counts > 0, losses.double() * counts, 0.0)  # finished devices may have any loss
         for weight, gradient in zip(self.weights.values(), gradients, strict=True):
             if gradient is not None and some is None:
@@ -257,7 +257,7 @@ def concatenate_samples(records: Sequence[Records], table: StepTable) -> tuple[B
         offset += len(next(leaves(one.whole)))
     columns = zip(*(leaves(whole) for whole in wholes), strict=True)
     joined = iter([torch.cat(column) for column in columns])
-    return mapped(lambda leaf: next(joined), wholes[0]), torch.stack(shifted)
+    return map_leaves(lambda leaf: next(joined), wholes[0]), torch.stack(shifted)
 
 
 def stacked_optimizer(job: Job, objective: Objective, model: nn.Module, weights: Weights) -> Optimizer:

@@ -43,7 +43,7 @@ class StepTable:
         """How many rows are still training in a step."""
         return sum(steps > step for steps in self.steps)
 
-    def used(self, begin: int, end: int) -> list[int]:
+    def used_samples(self, begin: int, end: int) -> list[int]:
         """For every row, how many of the samples of these steps are used: those behind the last one with a weight are
         padding."""
         shares = self.shares[:, begin:end].flatten(1) > 0

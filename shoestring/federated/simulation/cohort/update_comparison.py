@@ -56,7 +56,7 @@ class UpdateComparison:
     ) -> float:
         one = slice(row, row + 1)
         correction = None if objective.correction is None else objective.correction[one]
-        with random_state.kept():
+        with random_state.fork_rng():
             right = self.plain.train(
                 start[one], records[one], replace(objective, start=None, correction=correction), seeds[one]
             )

@@ -47,13 +47,10 @@ class FedAdagrad(FederatedTechnique):
     seam: ClassVar[str] = "advance"
     slot: ClassVar[str] = "advance"
     order: ClassVar[int] = 70
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_knobs("FedAdagrad", self.lr, self.tau, beta1=self.beta1)
-
-    @classmethod
-    def choices(cls, cost: RoundCost) -> tuple[FedAdagrad, ...]:
-        return ()
 
     def cost(self, cost: RoundCost) -> RoundCost:
         return cost
@@ -80,13 +77,10 @@ class FedAdam(FederatedTechnique):
     seam: ClassVar[str] = "advance"
     slot: ClassVar[str] = "advance"
     order: ClassVar[int] = 70
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_knobs("FedAdam", self.lr, self.tau, beta1=self.beta1, beta2=self.beta2)
-
-    @classmethod
-    def choices(cls, cost: RoundCost) -> tuple[FedAdam, ...]:
-        return ()
 
     def cost(self, cost: RoundCost) -> RoundCost:
         return cost
@@ -120,13 +114,10 @@ class FedYogi(FederatedTechnique):
     seam: ClassVar[str] = "advance"
     slot: ClassVar[str] = "advance"
     order: ClassVar[int] = 70
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_knobs("FedYogi", self.lr, self.tau, beta1=self.beta1, beta2=self.beta2)
-
-    @classmethod
-    def choices(cls, cost: RoundCost) -> tuple[FedYogi, ...]:
-        return ()
 
     def cost(self, cost: RoundCost) -> RoundCost:
         return cost

@@ -30,10 +30,7 @@ class FedSGD(FederatedTechnique):
     why: ClassVar[str] = "one full-batch step per device and round: SGD on the whole cohort"
     seam: ClassVar[str] = "work"
     order: ClassVar[int] = 10
-
-    @classmethod
-    def choices(cls, cost: RoundCost) -> tuple[FedSGD, ...]:
-        return ()
+    on_request: ClassVar[bool] = True
 
     def cost(self, cost: RoundCost) -> RoundCost:
         return cost

@@ -39,15 +39,12 @@ class FedAvgM(FederatedTechnique):
     seam: ClassVar[str] = "advance"
     slot: ClassVar[str] = "advance"
     order: ClassVar[int] = 70
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.momentum < 1.0:
             raise Mistake(f"FedAvgM(momentum={self.momentum}): give a number from 0 to less than 1")
         check_rates("FedAvgM", lr=self.lr)
-
-    @classmethod
-    def choices(cls, cost: RoundCost) -> tuple[FedAvgM, ...]:
-        return ()
 
     @property
     def is_plain(self) -> bool:

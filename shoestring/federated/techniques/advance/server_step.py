@@ -22,16 +22,16 @@ def with_server_optimizer(round: Round, name: str, step: Step, start: Callable[[
 
     def initial(server: ServerState) -> ServerState:
         made = round.initial(server)
-        return replace(made, state={**made.state, **named(start(made.weights))})
+        return replace(made, state={**made.state, **named_moments(start(made.weights))})
 
     def advance(server: ServerState, combined: Combined) -> ServerState:
         if not combined.weight:
             return round.advance(server, combined)
         before = {letter: server.state[f"{name}.{letter}"] for letter in start(server.weights[:0])}
         moved, after = step(combined.update, before)
-        return round.advance(server, replace(combined, update=moved, state={**combined.state, **named(after)}))
+        return round.advance(server, replace(combined, update=moved, state={**combined.state, **named_moments(after)}))
 
-    def named(moments: Moments) -> dict[str, Tensor]:
+    def named_moments(moments: Moments) -> dict[str, Tensor]:
         return {f"{name}.{letter}": value for letter, value in moments.items()}
 
     return round.with_(initial=initial, advance=advance)

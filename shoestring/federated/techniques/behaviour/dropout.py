@@ -33,6 +33,7 @@ class DropOut(FederatedTechnique):
     why: ClassVar[str] = "simulated devices that do not answer"
     seam: ClassVar[str] = "devices"
     order: ClassVar[int] = 48
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate < 1:
@@ -45,10 +46,6 @@ class DropOut(FederatedTechnique):
 
     def exactness(self, cost: RoundCost, /) -> Exactness:
         return Exactness.CHANGED if self.rate else Exactness.BITS
-
-    @classmethod
-    def choices(cls, cost: RoundCost, /) -> tuple[DropOut, ...]:
-        return ()
 
     def apply(self, subject: Round, /) -> Round:
         def answers(order: Order, name: str) -> bool:

@@ -53,6 +53,7 @@ class Malicious(FederatedTechnique):
     seam: ClassVar[str] = "devices"
     slot: ClassVar[str] = "malicious"
     order: ClassVar[int] = 35
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
@@ -79,10 +80,6 @@ class Malicious(FederatedTechnique):
 
     def exactness(self, cost: RoundCost, /) -> Exactness:
         return Exactness.CHANGED if self.share else Exactness.BITS
-
-    @classmethod
-    def choices(cls, cost: RoundCost, /) -> tuple[Malicious, ...]:
-        return ()
 
     def apply(self, subject: Round, /) -> Round:
         classes = self.classes or output_count(subject.layout)

@@ -37,6 +37,7 @@ class Slow(FederatedTechnique):
     why: ClassVar[str] = "simulated devices of unequal speed"
     seam: ClassVar[str] = "devices"
     order: ClassVar[int] = 48
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.spread <= 10:
@@ -53,10 +54,6 @@ class Slow(FederatedTechnique):
 
     def exactness(self, cost: RoundCost, /) -> Exactness:
         return Exactness.CHANGED if self.deadline else Exactness.BITS
-
-    @classmethod
-    def choices(cls, cost: RoundCost, /) -> tuple[Slow, ...]:
-        return ()
 
     def apply(self, subject: Round, /) -> Round:
         def duration(order: Order, name: str) -> float:

@@ -41,10 +41,7 @@ class CoordinateMedian(FederatedTechnique):
     seam: ClassVar[str] = "combine"
     slot: ClassVar[str] = "combine"
     order: ClassVar[int] = 50
-
-    @classmethod
-    def choices(cls, cost: RoundCost) -> tuple[CoordinateMedian, ...]:
-        return ()
+    on_request: ClassVar[bool] = True
 
     def refusal(self, cost: RoundCost) -> str:
         return privacy_refusal(cost)
@@ -71,6 +68,7 @@ class TrimmedMean(FederatedTechnique):
     seam: ClassVar[str] = "combine"
     slot: ClassVar[str] = "combine"
     order: ClassVar[int] = 50
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.share < 0.5:
@@ -78,10 +76,6 @@ class TrimmedMean(FederatedTechnique):
                 f"TrimmedMean(share={self.share}): this share is trimmed at both ends and something must remain; give a number "
                 f"from 0 to less than 0.5"
             )
-
-    @classmethod
-    def choices(cls, cost: RoundCost) -> tuple[TrimmedMean, ...]:
-        return ()
 
     def refusal(self, cost: RoundCost) -> str:
         return privacy_refusal(cost) or self.too_few(cost.per_round)

@@ -60,6 +60,7 @@ class FedBuff(FederatedTechnique):
     why: ClassVar[str] = "asynchronous: does not wait for stragglers"
     seam: ClassVar[str] = "combine"
     order: ClassVar[int] = 80
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, least in (("buffer", 1), ("concurrency", 0), ("oldest", 0), ("spread", 0)):
@@ -67,10 +68,6 @@ class FedBuff(FederatedTechnique):
                 raise Mistake(f"FedBuff({name}={getattr(self, name)}): give {least} or more")
         if self.staleness not in STALENESS:
             raise Mistake(f"FedBuff(staleness={self.staleness!r}): there are {', '.join(STALENESS)}")
-
-    @classmethod
-    def choices(cls, cost: RoundCost) -> tuple[FedBuff, ...]:
-        return ()
 
     def refusal(self, cost: RoundCost) -> str:
         if cost.delta:
@@ -112,7 +109,7 @@ class FedBuff(FederatedTechnique):
             )
 
         def begin(server: ServerState, population: Population) -> ServerState:
-            return self.filled(round.begin(server, population), population, duration)
+            return self.fill_buffer(round.begin(server, population), population, duration)
 
         def order(server: ServerState, group: DeviceGroup) -> Order:
             """The order that the device received when it started: with that round's weights and random numbers."""
@@ -129,7 +126,7 @@ class FedBuff(FederatedTechnique):
             initial=initial, begin=begin, choose=arrived_groups, order=order, combine=combine, duration=duration
         )
 
-    def filled(
+    def fill_buffer(
         self, server: ServerState, population: Population, duration: Callable[[Order, str], float]
     ) -> ServerState:
         """The server when enough devices have finished for a round."""

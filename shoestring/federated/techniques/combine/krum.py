@@ -44,13 +44,10 @@ class Krum(FederatedTechnique):
     seam: ClassVar[str] = "combine"
     slot: ClassVar[str] = "combine"
     order: ClassVar[int] = 50
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_malicious("Krum", self.malicious)
-
-    @classmethod
-    def choices(cls, cost: RoundCost) -> tuple[Krum, ...]:
-        return ()
 
     def refusal(self, cost: RoundCost) -> str:
         return privacy_refusal(cost) or self.too_few(cost.per_round)
@@ -83,6 +80,7 @@ class MultiKrum(FederatedTechnique):
     seam: ClassVar[str] = "combine"
     slot: ClassVar[str] = "combine"
     order: ClassVar[int] = 50
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_malicious("MultiKrum", self.malicious)
@@ -90,10 +88,6 @@ class MultiKrum(FederatedTechnique):
             raise Mistake(
                 f"MultiKrum(keep={self.keep}): it is a number of devices; give 1 or more, or 0 for as many as are safe"
             )
-
-    @classmethod
-    def choices(cls, cost: RoundCost) -> tuple[MultiKrum, ...]:
-        return ()
 
     def refusal(self, cost: RoundCost) -> str:
         return privacy_refusal(cost) or self.too_few(cost.per_round)

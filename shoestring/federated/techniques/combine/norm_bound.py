@@ -36,16 +36,13 @@ class NormBound(FederatedTechnique):
     why: ClassVar[str] = "bounds the norm of every update: limits what a malicious device can do"
     seam: ClassVar[str] = "combine"
     order: ClassVar[int] = 58  # after the aggregation rules: it wraps them, so it sees updates before they do
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0.0 < self.norm < float("inf"):
             raise Mistake(
                 f"NormBound(norm={self.norm}): it is the largest norm of an update; give a finite number above 0"
             )
-
-    @classmethod
-    def choices(cls, cost: RoundCost) -> tuple[NormBound, ...]:
-        return ()
 
     def cost(self, cost: RoundCost) -> RoundCost:
         return cost

@@ -54,15 +54,12 @@ class QFedAvg(FederatedTechnique):
     seam: ClassVar[str] = "combine"
     slot: ClassVar[str] = "combine"
     order: ClassVar[int] = 50
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("q", "lipschitz"):
             if not 0.0 <= getattr(self, name) < float("inf"):
                 raise Mistake(f"QFedAvg({name}={getattr(self, name)}): give a finite number, 0 or more")
-
-    @classmethod
-    def choices(cls, cost: RoundCost) -> tuple[QFedAvg, ...]:
-        return ()
 
     def refusal(self, cost: RoundCost) -> str:
         if not cost.delta:

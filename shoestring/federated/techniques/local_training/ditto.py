@@ -39,6 +39,7 @@ class Ditto(FederatedTechnique):
     seam: ClassVar[str] = "work"
     order: ClassVar[int] = 18
     exact: ClassVar[bool] = True
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.strength < inf:
@@ -48,10 +49,6 @@ class Ditto(FederatedTechnique):
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         return replace(cost, device_seconds=2 * cost.device_seconds, device_bytes=cost.device_bytes + 4 * cost.size)
-
-    @classmethod
-    def choices(cls, cost: RoundCost, /) -> tuple[Ditto, ...]:
-        return ()
 
     def apply(self, subject: Round, /) -> Round:
         def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:

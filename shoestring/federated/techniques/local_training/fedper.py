@@ -56,6 +56,7 @@ class FedPer(FederatedTechnique):
     seam: ClassVar[str] = "work"
     slot: ClassVar[str] = "work"
     order: ClassVar[int] = 14
+    on_request: ClassVar[bool] = True
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         assert cost.layout is not None, "the room says what the row of the model is"
@@ -71,10 +72,6 @@ class FedPer(FederatedTechnique):
             device_bytes=cost.device_bytes + 4 * fewer,
             evidence=evidence,
         )
-
-    @classmethod
-    def choices(cls, cost: RoundCost, /) -> tuple[FedPer, ...]:
-        return ()
 
     def refusal(self, cost: RoundCost, /) -> str:
         return layers_problem(cost.layout, self.layers) if cost.layout is not None else ""

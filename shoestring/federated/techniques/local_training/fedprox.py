@@ -34,6 +34,7 @@ class FedProx(FederatedTechnique):
     seam: ClassVar[str] = "work"
     slot: ClassVar[str] = "work"
     order: ClassVar[int] = 10
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.mu < inf:
@@ -44,10 +45,6 @@ class FedProx(FederatedTechnique):
 
     def exactness(self, cost: RoundCost, /) -> Exactness:
         return Exactness.CHANGED if self.mu else Exactness.BITS
-
-    @classmethod
-    def choices(cls, cost: RoundCost, /) -> tuple[FedProx, ...]:
-        return ()
 
     def apply(self, subject: Round, /) -> Round:
         def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:

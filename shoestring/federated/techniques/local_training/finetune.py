@@ -38,6 +38,7 @@ class FineTune(FederatedTechnique):
     seam: ClassVar[str] = "work"
     order: ClassVar[int] = 19
     exact: ClassVar[bool] = True
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.epochs, int) or self.epochs < 1:
@@ -47,10 +48,6 @@ class FineTune(FederatedTechnique):
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         return cost
-
-    @classmethod
-    def choices(cls, cost: RoundCost, /) -> tuple[FineTune, ...]:
-        return ()
 
     def apply(self, subject: Round, /) -> Round:
         def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:

@@ -57,6 +57,7 @@ class Scaffold(FederatedTechnique):
     seam: ClassVar[str] = "work"
     slot: ClassVar[str] = "work"
     order: ClassVar[int] = 12
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.lr < inf:
@@ -68,10 +69,6 @@ class Scaffold(FederatedTechnique):
         assert cost.layout is not None, "the room says what the row of the model is"
         control = 4 * cost.layout.size
         return replace(cost, up=cost.up + control, down=cost.down + control, device_bytes=cost.device_bytes + control)
-
-    @classmethod
-    def choices(cls, cost: RoundCost, /) -> tuple[Scaffold, ...]:
-        return ()
 
     def apply(self, subject: Round, /) -> Round:
         if subject.local.optimizer is not None:

@@ -46,6 +46,7 @@ class AdaptiveClip(FederatedTechnique):
     seam: ClassVar[str] = "private"
     slot: ClassVar[str] = "clip"
     order: ClassVar[int] = 60
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_norm(self.start, "start", "AdaptiveClip")
@@ -59,10 +60,6 @@ class AdaptiveClip(FederatedTechnique):
             raise Mistake(
                 f"noise={self.noise!r} in AdaptiveClip: a count without noise is not private; give a number above 0, such as 0.05"
             )
-
-    @classmethod
-    def choices(cls, cost: RoundCost, /) -> tuple[AdaptiveClip, ...]:
-        return ()
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         """The cost of the first round; later clipping norms depend on the updates."""
@@ -80,13 +77,13 @@ class AdaptiveClip(FederatedTechnique):
             norm, expected = float(server.state[NEXT]), int(server.state[EXPECTED])
             halves: list[float] = []  # sums of b - 1/2
 
-            def shortened() -> Iterator[Updates]:
+            def clip_and_count() -> Iterator[Updates]:
                 for updates in arriving:
                     rows, inside = clip_to_norm(updates.rows, norm)
                     halves.append(float((inside.double() - 0.5).sum()))
                     yield replace(updates, rows=rows)
 
-            found = subject.combine(server, shortened())
+            found = subject.combine(server, clip_and_count())
             deviation = self.noise * expected
             count = add_noise(torch.tensor([sum(halves)]), deviation, subject.randomness, "count noise", server.round)
             share = float(count) / expected + 0.5

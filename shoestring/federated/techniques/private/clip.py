@@ -83,13 +83,10 @@ class DeviceClip(FederatedTechnique):
     seam: ClassVar[str] = "private"
     slot: ClassVar[str] = "clip"
     order: ClassVar[int] = 30
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_norm(self.norm, "norm", "DeviceClip")
-
-    @classmethod
-    def choices(cls, cost: RoundCost, /) -> tuple[DeviceClip, ...]:
-        return ()
 
     def drift(self, cost: RoundCost, /) -> float:
         return cost_with_clip(cost, self.norm).error - cost.error

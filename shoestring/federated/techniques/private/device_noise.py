@@ -68,13 +68,10 @@ class DeviceNoise(FederatedTechnique):
     slot: ClassVar[str] = "combine"
     needs: ClassVar[tuple[str, ...]] = ("DeviceClip",)
     order: ClassVar[int] = 31
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_multiplier(self.multiplier, "DeviceNoise")
-
-    @classmethod
-    def choices(cls, cost: RoundCost, /) -> tuple[DeviceNoise, ...]:
-        return ()
 
     def refusal(self, cost: RoundCost, /) -> str:
         return noise_refusal(cost, "DeviceClip(norm=1.0), which devices do before they add noise")

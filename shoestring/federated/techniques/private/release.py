@@ -112,28 +112,28 @@ class RunLedger:
         return self.spending
 
     @property
-    def opened(self) -> PrivacyLedger:
+    def ledger(self) -> PrivacyLedger:
         assert self.spending is not None, "it was opened"
         return self.spending
 
     def entry(self, round: int, weights: Tensor | None = None) -> ReleasedRound:
-        return self.release.entry(self.opened.run, round, weights)
+        return self.release.entry(self.ledger.run, round, weights)
 
     def over(self, round: int, rounds: int = 1) -> bool:
         """Whether so many more rounds would exceed the run's budget or the limit of all runs."""
-        return self.opened.would_exceed(self.entry(round), self.release.budget, rounds)
+        return self.ledger.would_exceed(self.entry(round), self.release.budget, rounds)
 
     def spend(self, round: int, weights: Tensor) -> bool:
         """Write a round that is about to be released to the ledger; False if it must not be released."""
-        return self.opened.spend(self.entry(round, weights), self.release.budget)
+        return self.ledger.spend(self.entry(round, weights), self.release.budget)
 
     def knows(self, weights: Tensor) -> bool:
         """Whether the ledger has a release of these weights by this run."""
-        return digest_of(weights) in {one.release for one in self.opened.own}
+        return digest_of(weights) in {one.release for one in self.ledger.own}
 
     def refusal(self, rounds: int) -> str:
         """Why a new run may not begin: its rounds would exceed the limit of all runs together. Empty if it may."""
-        spending, limit = self.opened, [one for one in (self.opened.limit, self.release.limit) if one is not None]
+        spending, limit = self.ledger, [one for one in (self.ledger.limit, self.release.limit) if one is not None]
         if spending.own or not limit or not spending.would_exceed(self.entry(0), inf, rounds):
             return ""
         return (
@@ -143,12 +143,12 @@ class RunLedger:
 
     def warnings(self) -> tuple[str, ...]:
         """Warnings to show when the run begins or is resumed."""
-        spending, found = self.opened, []
+        spending, found = self.ledger, []
         if self.release.seeded:
             found.append(NOT_PRIVATE)
-        if spending.lost:
+        if spending.lost_rounds:
             found.append(
-                f"{self.path} has {spending.lost} lines missing or damaged: each counts as a round of the most expensive kind"
+                f"{self.path} has {spending.lost_rounds} lines missing or damaged: each counts as a round of the most expensive kind"
             )
         if others := spending.runs - bool(spending.own):
             found.append(
@@ -159,8 +159,8 @@ class RunLedger:
 
     def spent_figures(self, exactly: bool) -> Mapping[str, float]:
         """Epsilon spent by this run and, if there are other runs on the ledger, by all of them together."""
-        own = {"epsilon": self.opened.own_epsilon(exactly=exactly)}
-        return own if self.opened.runs < 2 else own | {"epsilon_in_all": self.opened.epsilon(exactly=exactly)}
+        own = {"epsilon": self.ledger.own_epsilon(exactly=exactly)}
+        return own if self.ledger.runs < 2 else own | {"epsilon_in_all": self.ledger.epsilon(exactly=exactly)}
 
 
 SHOWN_EXACTLY = (

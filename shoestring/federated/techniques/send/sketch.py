@@ -37,7 +37,7 @@ from shoestring.federated.techniques.send.coding import (
     replace_evidence,
     without_clip,
 )
-from shoestring.numerics.error_feedback import owed
+from shoestring.numerics.error_feedback import update_with_error
 
 HEAVY = 3.0  # estimates count as heavy hitters above so many times |x| / sqrt(columns)
 DRAWS = 4  # draws of hashes that are tried on the evidence; the worst error is stated
@@ -61,6 +61,7 @@ class Sketch(FederatedTechnique):
     seam: ClassVar[str] = "send"
     slot: ClassVar[str] = "sparse"
     order: ClassVar[int] = 40
+    on_request: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.rows, int) or self.rows < 3 or self.rows % 2 == 0:
@@ -70,10 +71,6 @@ class Sketch(FederatedTechnique):
                 f"share={self.share!r} in Sketch: it is the size of the table relative to an update; give more than 0 and less "
                 f"than 1"
             )
-
-    @classmethod
-    def choices(cls, cost: RoundCost, /) -> tuple[Sketch, ...]:
-        return ()
 
     def refusal(self, cost: RoundCost, /) -> str:
         return device_noise_refusal(cost)
@@ -124,7 +121,7 @@ class Sketch(FederatedTechnique):
             drawn, tables = self.hashes(order.seed, order.round, values.shape[1]), []
             for row, name in zip(values, sent.header.names, strict=True):
                 state = there[name].state
-                whole = owed(row, state.get(LEFT))
+                whole = update_with_error(row, state.get(LEFT))
                 tables.append(self.table(whole, *drawn))
                 if bool(whole.isfinite().all()):
                     state[LEFT] = whole - self.read(tables[-1], *drawn)

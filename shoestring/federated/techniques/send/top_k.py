@@ -30,7 +30,7 @@ from shoestring.federated.techniques.send.coding import (
 )
 from shoestring.federated.techniques.send.levels import levels_bytes
 from shoestring.federated.techniques.send.places import EncodedPlaces, decode_places, encode_places, shortest
-from shoestring.numerics.error_feedback import owed
+from shoestring.numerics.error_feedback import update_with_error
 from shoestring.numerics.top_k import top_k_mask
 
 SHARES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
@@ -105,7 +105,7 @@ class TopK(FederatedTechnique):
             count, there = self.count(rows.shape[1]), {device.name: device for device in devices}
             for row, chosen, name in zip(rows, kept, sent.header.names, strict=True):
                 state = there[name].state
-                row.copy_(owed(row, state.get(LEFT)))
+                row.copy_(update_with_error(row, state.get(LEFT)))
                 chosen.copy_(top_k_mask(row, count))
                 if bool(row.isfinite().all()):
                     state[LEFT] = row.masked_fill(chosen, 0.0)
@@ -133,10 +133,10 @@ def filling(cost: RoundCost, bits: int) -> float:
     nothing fits."""
     size, room = cost.values, cost.upload - (cost.up - 4 * cost.values)
 
-    def taken(count: int) -> int:
+    def message_bytes(count: int) -> int:
         return shortest(count, size)[0] + (4 * count if bits == 32 else levels_bytes(count, bits, BLOCK))
 
-    count = bisect_right(range(1, size), room, key=taken) if cost.upload else 0  # `taken` is monotonic
+    count = bisect_right(range(1, size), room, key=message_bytes) if cost.upload else 0  # `taken` is monotonic
     digits = 3
     while count and round((share := float(f"{count / size:.{digits}g}")) * size) != count:
         digits += 1  # the fewest digits that give this count

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from shoestring.core import random_state
 from shoestring.core.job import Job
 from shoestring.federated.options import FederateOptions
-from shoestring.federated.prepare import prepared
+from shoestring.federated.prepare import prepare_federation
 from shoestring.federated.seeds import seed_of
 from shoestring.federated.simulation.simulation import Simulation
 from shoestring.runs.initial_weights import fresh_model
@@ -78,7 +78,7 @@ def work(model: nn.Module, data: TensorDataset, job: Job, seed: int, steps: Step
 
 def by_shoestring(job: Job, rounds: int, processes: int = 1) -> tuple[Tensor, Simulation]:
     clients = job.clients()  # type: ignore[operator, misc]
-    given = prepared(job, FederateOptions(per_round=len(clients), rounds=rounds, processes=processes))
+    given = prepare_federation(job, FederateOptions(per_round=len(clients), rounds=rounds, processes=processes))
     found = Simulation(given, ())
     server = given.server(found.parts)
     try:

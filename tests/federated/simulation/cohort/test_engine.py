@@ -94,7 +94,7 @@ def test_more_samples_than_a_block_holds_bring_the_first_layer_up_to_date_in_bet
 def test_devices_are_pulled_to_an_anchor_and_corrected_as_the_plain_loop_does_it(kind: str) -> None:
     job = job_of(mlp, Local(batch=5, epochs=2))
     layout, row = started(job)
-    correction = 0.01 * torch.randn(len(COUNTS), layout.trained, generator=torch.Generator().manual_seed(0))
+    correction = 0.01 * torch.randn(len(COUNTS), layout.trained_count, generator=torch.Generator().manual_seed(0))
     for objective in (
         Objective(job.local, pull=0.7, anchor=0.8 * row),
         Objective(job.local, correction=correction),

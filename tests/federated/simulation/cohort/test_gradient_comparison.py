@@ -15,7 +15,7 @@ from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job, default_loss
 from shoestring.federated.options import FederateOptions
-from shoestring.federated.prepare import Prepared, prepared
+from shoestring.federated.prepare import Prepared, prepare_federation
 from shoestring.federated.room import FederatedPlan, details_of, plan_federation
 from shoestring.federated.round import ServerState
 from shoestring.federated.runner import Runner
@@ -61,7 +61,7 @@ def ended(
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_shape_that_no_trial_had_is_compared_and_the_round_is_done_right(processes: int) -> None:
-    given = prepared(job(), FederateOptions(per_round=len(COUNTS), rounds=2, processes=processes))
+    given = prepare_federation(job(), FederateOptions(per_round=len(COUNTS), rounds=2, processes=processes))
     assert given.how.kind == "stacked" and given.how.masks, "the trial does not see it"
     server, simulation, warned = ended(given)
     right, start = by_hand(job(), 2), initial(job())
@@ -72,14 +72,14 @@ def test_a_shape_that_no_trial_had_is_compared_and_the_round_is_done_right(proce
 
 def test_a_private_run_does_not_tell_how_many_records_a_device_has() -> None:
     asked = FederateOptions(per_round=len(COUNTS), rounds=2, processes=1, epsilon=8.0, delta=1e-3)
-    _, simulation, warned = ended(prepared(job(), asked))
+    _, simulation, warned = ended(prepare_federation(job(), asked))
     assert len(warned) == 1 and "samples" not in warned[0] and "an update differs" in simulation.fallback_reason
 
 
 def test_fused_steps_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault is put into them that only a chunk with a device of five records has."""
     mlp = job_of({"model": lambda: nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES))})
-    given = prepared(mlp, FederateOptions(per_round=len(COUNTS), rounds=2, processes=1))
+    given = prepare_federation(mlp, FederateOptions(per_round=len(COUNTS), rounds=2, processes=1))
     assert given.how.kind == "fused"
     _, simulation, warned = ended(given)
     assert not warned and not simulation.fallback_reason
@@ -96,7 +96,7 @@ def test_fused_steps_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_devices_keep_is_put_back_before_the_round_is_played_again() -> None:
-    given = prepared(job(), FederateOptions(per_round=len(COUNTS), rounds=2, processes=1))
+    given = prepare_federation(job(), FederateOptions(per_round=len(COUNTS), rounds=2, processes=1))
     server, simulation, _ = ended(given, techniques=(Scaffold(),))
     right, other, _ = ended(replace(given, how=sequential_choice(given.how, "")), techniques=(Scaffold(),))
     assert simulation.fallback_reason and torch.equal(server.weights, right.weights)
@@ -108,7 +108,7 @@ def test_what_devices_keep_is_put_back_before_the_round_is_played_again() -> Non
 
 
 def test_planning_sees_it_on_the_first_devices_and_says_so() -> None:
-    given = prepared(
+    given = prepare_federation(
         job(clients=clients((24, 30, 24, 5, 24, 30, 24, 24))), FederateOptions(per_round=8, rounds=1, processes=1)
     )
     outcome = plan_federation(given, Budget(), ())
@@ -154,7 +154,7 @@ def test_the_number_of_calls_of_a_model_stays_that_of_steps_and_not_of_devices()
 
     counts = (20, 21, 22, 23, 24, 25, 26, 27) * 4
     for changes, most in (({}, 6), ({"loss": lambda output, batch: nn.functional.cross_entropy(output, batch[1])}, 12)):
-        given = prepared(
+        given = prepare_federation(
             job_of({"model": Counted, "clients": clients(counts), "local": replace(job().local, epochs=1), **changes}),
             FederateOptions(per_round=len(counts), rounds=3, processes=1),
         )
@@ -170,7 +170,7 @@ def test_the_number_of_calls_of_a_model_stays_that_of_steps_and_not_of_devices()
 
 def test_a_run_that_goes_on_still_works_plainly_and_ends_with_the_same_bits(tmp_path: Path) -> None:
     def run(folder: str, rounds: int) -> tuple[Runner, list[str]]:
-        given = prepared(job(), FederateOptions(per_round=len(COUNTS), rounds=rounds, processes=1))
+        given = prepare_federation(job(), FederateOptions(per_round=len(COUNTS), rounds=rounds, processes=1))
         (tmp_path / folder).mkdir(exist_ok=True)
         events: list[Event] = []
         runner = Runner(

@@ -85,7 +85,7 @@ def test_a_device_finds_the_same_whoever_worked_before_it(model: type[Counting])
 def test_any_number_of_processes_gives_the_same_bits(model: type[Counting]) -> None:
     given = toy(toy_job(model=lambda: model(WIDTH, CLASSES)), how=None, processes=2)
     found = verify_plan(given, _plain())
-    assert found.kept, found.verdicts
+    assert found.holds, found.verdicts
     assert given.how.kind == "sequential"
 
 
@@ -224,7 +224,7 @@ def test_a_loss_that_keeps_something_begins_anew_with_every_device(loss: Callabl
     two = weights_after(given)
     assert torch.equal(two, weights_after(given)), "what an earlier federation left behind is seen by the next"
     assert torch.equal(two, weights_after(toy(toy_job(loss=loss()), processes=1)))
-    assert verify_plan(given, _plain()).kept
+    assert verify_plan(given, _plain()).holds
 
 
 def weights_after(given: Prepared, rounds: int = 3) -> Tensor:

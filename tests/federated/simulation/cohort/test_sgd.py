@@ -16,11 +16,11 @@ from tests.waiting import HUNG
 ROOT = Path(__file__).parents[4]
 SMALL = """
 import sys
-from shoestring.federated.prepare import FederateOptions, prepared
+from shoestring.federated.prepare import FederateOptions, prepare_federation
 from shoestring.federated.room import plan_federation
 from shoestring.core.budget import Budget
 from tests.federated.toys import toy_job
-found = plan_federation(prepared(toy_job(), FederateOptions(per_round=6, rounds=2)), Budget(up=200))
+found = plan_federation(prepare_federation(toy_job(), FederateOptions(per_round=6, rounds=2)), Budget(up=200))
 print(found.given.how.kind, "torch._dynamo" in sys.modules)
 """
 

@@ -12,7 +12,7 @@ import torch
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.local import Local
-from shoestring.core.technique import parsed, text
+from shoestring.core.technique import parse_technique, text
 from shoestring.federated.play import play
 from shoestring.federated.round import Combined
 from shoestring.federated.technique import FederatedTechnique
@@ -187,7 +187,7 @@ def test_a_server_optimizer_follows_any_rule() -> None:
 )
 def test_wrong_knobs_are_told(wrong: str) -> None:
     with pytest.raises(Mistake, match=wrong.split("(", maxsplit=1)[0]):
-        parsed(wrong, (FedAvgM, FedAdam, FedYogi, FedAdagrad))
+        parse_technique(wrong, (FedAvgM, FedAdam, FedYogi, FedAdagrad))
 
 
 @pytest.mark.parametrize("technique", (*STEPPED, FedSGD()), ids=text)

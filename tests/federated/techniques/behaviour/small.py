@@ -67,7 +67,9 @@ class Small:
         for technique in self.techniques:
             self.parts = technique.apply(self.parts)
         self.server = self.parts.initial(
-            ServerState(SEED, 0, self.start[: self.layout.trained], statistics=self.start[self.layout.trained :])
+            ServerState(
+                SEED, 0, self.start[: self.layout.trained_count], statistics=self.start[self.layout.trained_count :]
+            )
         )
         self.devices = SimulatedDevices(DeviceWorker(self.parts, self.job, self.records or clients(), SEED), self.chunk)
 
@@ -85,5 +87,5 @@ class Small:
 
     def order(self, number: int = 0, judges: bool = False) -> Order:
         """The order of a round that begins from the initial model."""
-        trained = self.layout.trained
+        trained = self.layout.trained_count
         return Order(SEED, number, self.start[:trained], judges=judges, statistics=self.start[trained:])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.core.technique import parsed, text
+from shoestring.core.technique import parse_technique, text
 from shoestring.federated.plain import mean
 from shoestring.federated.play import play
 from shoestring.federated.round import Updates
@@ -184,7 +184,7 @@ def test_what_can_not_work_is_refused_before_anything_runs(
 )
 def test_wrong_knobs_are_told(wrong: str) -> None:
     with pytest.raises(Mistake):
-        parsed(wrong, (TrimmedMean, Krum, MultiKrum, NormBound))
+        parse_technique(wrong, (TrimmedMean, Krum, MultiKrum, NormBound))
 
 
 def test_a_norm_bound_shrinks_what_is_longer_and_leaves_the_rest_to_the_bit() -> None:

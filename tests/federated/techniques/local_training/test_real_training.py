@@ -51,7 +51,7 @@ def test_fedprox_scaffold_and_ditto_are_the_papers_equations() -> None:
         Small((Scaffold(),), per_round=6),
         Small((Ditto(0.5),), per_round=6),
     )
-    trained = prox.layout.trained
+    trained = prox.layout.trained_count
     own, personal = {name: torch.zeros(trained) for name in COUNTS}, dict.fromkeys(COUNTS, ditto.start)
     for number in range(2):
         at_prox, at_scaffold, at_ditto = prox.server.row, scaffold.server.row, ditto.server.row

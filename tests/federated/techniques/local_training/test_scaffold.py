@@ -24,7 +24,7 @@ from tests.federated.techniques.local_training.toy import (
     plain,
 )
 
-T = LAYOUT.trained
+T = LAYOUT.trained_count
 
 
 @pytest.mark.parametrize("lr", [1.0, 0.6])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.core.technique import parsed, text, total_cost
+from shoestring.core.technique import parse_technique, text, total_cost
 from shoestring.federated.evidence import UpdateEvidence
 from shoestring.federated.play import RoundResult, play
 from shoestring.federated.randomness import SYSTEM, SeededRandomness, normals
@@ -318,7 +318,7 @@ def test_the_chooser_is_given_noise_for_the_epsilon_that_was_asked_for() -> None
     assert clip.norm == 6.325  # of forty ones
     (noise,) = GaussianNoise.choices(clip.cost(wanted))
     cost = noise.cost(clip.cost(wanted))
-    assert 1.98 < cost.epsilon <= 2.0 and parsed(text(noise), KINDS) == noise
+    assert 1.98 < cost.epsilon <= 2.0 and parse_technique(text(noise), KINDS) == noise
     assert Clip.choices(COST) == GaussianNoise.choices(Clip(1.0).cost(COST)) == GaussianNoise.choices(wanted) == ()
     assert GaussianNoise.choices(replace(clip.cost(wanted), wanted=1e-9)) == ()
     assert all(kind.choices(wanted) == () for kind in (DeviceClip, AdaptiveClip, DeviceNoise))
@@ -386,7 +386,7 @@ def test_bytes_are_those_predicted() -> None:
 )
 def test_knobs_that_make_no_sense_are_refused(written: str) -> None:
     with pytest.raises(Mistake, match="give"):
-        parsed(written, KINDS)
+        parse_technique(written, KINDS)
 
 
 def test_infinite_knobs_are_refused() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.technique import parsed, text
+from shoestring.core.technique import parse_technique, text
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.send.quantize import QuantizeUpdates
 from shoestring.federated.techniques.send.quantize_down import QuantizeDown
@@ -131,7 +131,7 @@ def test_an_update_that_is_not_finite_never_arrives_as_one_that_is(pipeline: Pip
 @pytest.mark.parametrize("pipeline", [one for one in PIPELINES if one], ids=name)
 def test_codecs_are_written_as_they_are_read_and_say_that_they_change_weights(pipeline: Pipeline) -> None:
     for one in pipeline:
-        assert parsed(text(one), (TopK, Sketch, Rotate, QuantizeUpdates, QuantizeDown)) == one
+        assert parse_technique(text(one), (TopK, Sketch, Rotate, QuantizeUpdates, QuantizeDown)) == one
         assert one.exactness(plain_cost(torch.ones(10))) is Exactness.CHANGED
         assert one.drift(plain_cost(torch.ones(10))) < float("inf")
 
@@ -152,7 +152,7 @@ def test_codecs_are_written_as_they_are_read_and_say_that_they_change_weights(pi
 )
 def test_knobs_that_make_no_sense_are_refused(written: str) -> None:
     with pytest.raises(Mistake, match="give"):
-        parsed(written, (TopK, Sketch, Rotate, QuantizeUpdates, QuantizeDown))
+        parse_technique(written, (TopK, Sketch, Rotate, QuantizeUpdates, QuantizeDown))
 
 
 def test_the_chooser_is_given_a_few_settings_that_save_bytes() -> None:

@@ -17,10 +17,10 @@ try:
     main(["--version"])
 except SystemExit:
     pass
-from shoestring.processes.group.rendezvous import hosted
+from shoestring.processes.group.store import host_store
 from shoestring.processes.nodes import Nodes
 
-store, port = hosted(Nodes())
+store, port = host_store(Nodes())
 greeting = struct.pack("<BI", 0, 0x3C85F7CE)   # as a worker begins
 too_long = bytes([1]) + struct.pack("<Q", 1 << 60)   # a key of 2**60 bytes
 for data in (b"GET / HTTP/1.1\\r\\n\\r\\n", bytes([255]) * 64, greeting + bytes([255]) * 50, greeting + too_long):

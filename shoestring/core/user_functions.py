@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shoestring.core.blame import blamed
+from shoestring.core.blame import blame_for
 from shoestring.core.errors import Mistake
 from shoestring.core.seams import calls_user
 
@@ -29,11 +29,11 @@ CALLS = {
 }
 
 
-def described(value: object) -> str:
-    """What a job's function gave, in words.
+def value_text(value: object) -> str:
+    """What a job's function returned, in words.
 
     >>> import torch
-    >>> described(torch.zeros(8)), described(None), described(3.0)
+    >>> value_text(torch.zeros(8)), value_text(None), value_text(3.0)
     ('a tensor of shape (8,)', 'None', 'a float')
     """
     if isinstance(value, Tensor):
@@ -107,7 +107,7 @@ def guard_loss(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tenso
             kind = type(batch).__name__
             if isinstance(batch, Tensor) or kind not in str(error):
                 raise
-            found = blamed(error)
+            found = blame_for(error)
             place = found.library or ("" if found.line == "its loss" else found.place)
             given = "Tensor" if isinstance(output, Tensor) else type(output).__name__
             many = f" of {len(batch)}" if type(batch) in (tuple, list, dict) else ""

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from shoestring import Job, Mistake
-from shoestring.core.called import guard_loss
 from shoestring.core.errors import says_out_of_memory
 from shoestring.core.run import plain_run
 from shoestring.core.schedule import with_schedule
+from shoestring.core.user_functions import guard_loss
 from shoestring.data.feed import Feed
 from shoestring.processes.messages import Cause, Failure
 from shoestring.processes.worker import last_message
@@ -150,7 +150,7 @@ def test_an_error_that_can_not_say_anything_is_the_job_s_all_the_same() -> None:
     run = plain_run(job, nn.Linear(8, 3), {})
     task = TrainTask(file="job.py")
     found = last_message(task, lambda: run.gradients(run, BATCH))
-    assert isinstance(found, Failure) and found.cause is Cause.JOB and "test_called.py line" in found.text
+    assert isinstance(found, Failure) and found.cause is Cause.JOB and "test_user_functions.py line" in found.text
     assert "Mute;" in found.text and not says_out_of_memory(Mute())
 
 

@@ -14,8 +14,7 @@ from shoestring.core.errors import Mistake
 
 class GivenData:
     """A factory for one object. Every call returns the data in the state they had when the Job was made, whoever has
-    read them since:
-    planning reads the first batches, and a resumed run must find them unread.
+    read them since: planning reads the first batches, and a resumed run must find them unread.
 
         with state_dict, load_state_dict    the object, reset to its first state
         a DataLoader                        a copy with its own generators, in their first state

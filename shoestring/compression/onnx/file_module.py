@@ -1,0 +1,143 @@
+"""An ONNX file as a module: called as the model that it was exported from, and computed by onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from onnx import helper, numpy_helper
+from torch import Tensor, nn
+
+from shoestring.compression.onnx.check import session
+from shoestring.compression.onnx.export import reason
+from shoestring.core.errors import Mistake
+
+
+class GraphOutputs(dict[str, Tensor]):
+    """Outputs by name, also as attributes, as those of transformers models."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the ONNX file has no output {name}, it has {', '.join(self)}") from None
+
+
+class OnnxCall(nn.Module):
+    """A module with the inputs and outputs of an ONNX graph. Positional arguments are its inputs in order, and give one
+    tensor or a tuple; keyword arguments are inputs by name (others, such as labels, are ignored), and give outputs by
+    name.
+
+    If all inputs have the same fixed number of samples, other batches are computed in pieces of that number.
+    """
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        super().__init__()
+        constants = {one.name for one in graph.initializer}
+        inputs = [one for one in graph.input if one.name not in constants]
+        self.kinds = {
+            one.name: helper.tensor_dtype_to_np_dtype(one.type.tensor_type.elem_type) for one in inputs
+        }  # dtypes by name
+        self.outputs = tuple(one.name for one in graph.output)
+        fixed = {one.type.tensor_type.shape.dim[0].dim_value if one.type.tensor_type.shape.dim else 0 for one in inputs}
+        self.rows = fixed.pop() if len(fixed) == 1 else 0  # number of samples that the file fixes; 0: any
+
+    def forward(self, *args: Tensor, **named: Tensor) -> Any:
+        feed = self.feed(args, named)
+        found = self.in_pieces(feed) if self.rows else self.compute(feed)
+        if named:
+            return GraphOutputs(found)
+        return tuple(found.values()) if len(found) > 1 else next(iter(found.values()))
+
+    def feed(self, args: Sequence[Tensor], named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inputs by name, in the file's dtypes."""
+        given = {**dict(zip(self.kinds, args, strict=False)), **named}
+        missing = [name for name in self.kinds if not isinstance(given.get(name), Tensor)]
+        if missing or len(args) > len(self.kinds):
+            raise Mistake(
+                f"the ONNX file has the inputs {', '.join(self.kinds)}, and the job calls it with "
+                f"{len(args)} tensors{f' and {chr(44).join(named)}' if named else ''}: give the Job a forward such as "
+                f"lambda model, batch: model({', '.join(f'{name}=...' for name in self.kinds)})"
+            )
+        return {name: as_dtype(name, given[name], kind) for name, kind in self.kinds.items()}
+
+    def in_pieces(self, feed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Compute batches of the number of samples that the file fixes; the last is filled up with its first sample."""
+        count = len(next(iter(feed.values())))
+        if count == self.rows:
+            return self.compute(feed)
+        pieces = []
+        for begin in range(0, count, self.rows):
+            some = {name: one[begin : begin + self.rows] for name, one in feed.items()}
+            short = self.rows - len(next(iter(some.values())))
+            pieces.append(
+                self.compute(
+                    {name: torch.cat([one, *[one[:1]] * short]) for name, one in some.items()} if short else some
+                )
+            )
+        return {
+            name: torch.cat([one[name] for one in pieces])[:count] if first.dim() and len(first) == self.rows else first
+            for name, first in pieces[0].items()
+        }
+
+    def compute(self, feed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+
+class OnnxFileModule(OnnxCall):
+    """The file as it is, computed by onnxruntime as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(onnx.load(path, load_external_data=False).graph)
+        self.runner = SharedSession(session(path))
+
+    def compute(self, feed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.runner(feed, self.outputs)
+
+
+class SharedSession:
+    """An onnxruntime session, which copies of a module share."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner = runner
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedSession:
+        return self
+
+    def __call__(self, feed: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
+        try:
+            found = self.runner.run(
+                list(outputs), {name: one.detach().contiguous().numpy() for name, one in feed.items()}
+            )
+        except Exception as error:
+            raise Mistake(f"onnxruntime can't compute the file on these samples: {reason(error)}") from error
+        return {name: torch.from_numpy(one) for name, one in zip(outputs, found, strict=True)}
+
+
+def as_dtype(name: str, tensor: Tensor, kind: Any) -> Tensor:
+    """An input in the file's dtype, if both are integers or both are floating point."""
+    wanted: torch.dtype = torch.from_numpy(kind.type(0).reshape(1)).dtype
+    if tensor.is_floating_point() != wanted.is_floating_point:
+        raise Mistake(f"the ONNX file's input {name} is {wanted}, and the job gives {tensor.dtype}")
+    return tensor.to(wanted)
+
+
+def read_onnx(path: Path) -> onnx.ModelProto:
+    """The file's model, with constants of nodes as initializers."""
+    try:
+        model = onnx.load(path)
+    except Exception as error:
+        raise Mistake(f"{path} can't be read as an ONNX file: {reason(error)}") from error
+    kept = []
+    for node in model.graph.node:
+        value = next((one for one in node.attribute if one.name == "value"), None)
+        if node.op_type == "Constant" and value is not None:
+            model.graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(value.t), node.output[0]))
+        else:
+            kept.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    return model
