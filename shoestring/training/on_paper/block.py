@@ -26,7 +26,8 @@ class BlockSeconds:
 
 
 def device(machines: Machines, precision: str) -> PaperDevice:
-    return PaperDevice(machines.rate(precision), machines.bandwidth, machines.processors, PRECISIONS[precision])
+    rate, wide = machines.rate(precision), PRECISIONS[precision]
+    return PaperDevice(rate, machines.bandwidth, machines.processors, machines.start, wide)
 
 
 def block_work(model: Transformer, machines: Machines, precision: str, micro_batch: int, tensor: int) -> BlockSeconds:
