@@ -212,7 +212,7 @@ def test_a_users_optimizer_that_we_changed_is_ours() -> None:
 def test_an_assertion_of_ours_is_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     code = compile(
         "def only(*given):\n    raise AssertionError('ours')\n",
-        str(ROOT / "training" / "memory" / "step_in_backward.py"),
+        str(ROOT / "training" / "memory" / "optimizers" / "step_in_backward.py"),
         "exec",
     )
     held: dict[str, Any] = {}
