@@ -27,7 +27,7 @@ from shoestring.runs.export import best_weights, checkpoint_of, named_weights, n
 from shoestring.runs.folder import Folder
 from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.initial_weights import source as weights_taken
-from shoestring.runs.modules import imported_modules
+from shoestring.runs.modules import imported_modules, modules_of_file
 
 CALIBRATION = 256  # samples for calibration
 CHECKED = 192  # samples on which plans are confirmed
@@ -205,7 +205,7 @@ def job_file_entries(file: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
             "file": built_in or str(file.resolve()),
             "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
             "flags": dict(flags),
-            "modules": imported_modules(),
+            "modules": imported_modules(modules_of_file(file)),
         },
         "edits": [],
         "decoded": False,
