@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake
+from shoestring.core.files.regular import file_sha256
 from shoestring.core.job import Job
-from shoestring.core.regular import file_sha256
 from shoestring.jobfile import BUILT_IN, Flag, flags_known, job_path, load_job
 from shoestring.runs.folder import Folder
 from shoestring.runs.modules import Modules, changes, imported_modules, kept_modules

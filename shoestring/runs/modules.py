@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from shoestring.core.errors import Mistake
-from shoestring.core.regular import file_sha256
+from shoestring.core.files.regular import file_sha256
 from shoestring.planning.answers import loaded_modules, own_file
 from shoestring.runs.folder import Folder
 

@@ -12,13 +12,13 @@ import torch
 from shoestring.core.errors import Crashed
 from shoestring.jobfile import load_job
 from shoestring.processes.launch import run_worker
-from shoestring.runs.checkpoints import newest_good
-from shoestring.runs.export import export_weights
-from shoestring.runs.tensors import TensorFile
+from shoestring.runs.checkpoints.checkpoints import newest_good
+from shoestring.runs.reports.export import export_weights
+from shoestring.runs.weights.tensors import TensorFile
 from shoestring.training.evidence.rehearse import rehearse
 from shoestring.training.execution.tasks import TrainResult
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.offload_model import OffloadModel
+from shoestring.training.memory.offload.offload_model import OffloadModel
 from tests.records import records, steps_in
 from tests.tasks import train_task
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.core.files import clear, make_and_lock
-from shoestring.core.link import Link
+from shoestring.core.files.files import clear, make_and_lock
 from shoestring.core.units import bytes_text
+from shoestring.core.workers.link import Link
 
 LINE = 64  # bytes: alignment of tensors
 PLACES = ("/dev/shm", tempfile.gettempdir())

@@ -32,9 +32,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import accumulate, pairwise
 
-from shoestring.core.actions import HALVES, Action, ActionSpan, Kind, Timeline
+from shoestring.core.command_line.suggest import did_you_mean
 from shoestring.core.errors import Mistake
-from shoestring.core.suggest import did_you_mean
+from shoestring.core.workers.actions import HALVES, Action, ActionSpan, Kind, Timeline
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "pipedream")
 
