@@ -75,7 +75,7 @@ def imports_in(source: bytes, module: str = "", is_package: bool = False) -> set
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             parts = module.split(".") if node.level else []
-            base = parts[: len(parts) + is_package - node.level] + [node.module] * bool(node.module)
+            base = parts[: len(parts) + is_package - node.level] + ([node.module] if node.module else [])
             found |= {".".join([*base, alias.name]) for alias in node.names} | {".".join(base)}
     return {".".join(one.split(".")[:count]) for one in found for count in range(1, len(one.split(".")) + 1)} - {""}
 
