@@ -165,11 +165,13 @@ class HealingSettings:
 
 
 def digest(session: CompressSession, seconds: float) -> str:
-    """A digest of the healing's start: packed weights, formats and duration."""
+    """A digest of the healing's start: packed weights, formats and duration. That the job's modules are unchanged is
+    checked where the run's folder is opened."""
     plan = session.plan
-    found = hashlib.sha256(
-        manifest(plan.details.cost.about, plan.details.cost.specs(plan.details.allocation), plan.details.cost.buffers)
-    )
+    about = dict(plan.details.cost.about)
+    if about.get("job"):
+        about["job"] = {**about["job"], "modules": {}}
+    found = hashlib.sha256(manifest(about, plan.details.cost.specs(plan.details.allocation), plan.details.cost.buffers))
     found.update(f"{[one.measure for one in plan.details.cost.study.measures]} {seconds}".encode())
     for one in plan.details.allocation.values():
         for tensor in one.what.way.form.tensors().values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -119,7 +120,7 @@ class Trained:
         try:
             claim_of_run(Folder(self.path))
         except Unusable as error:
-            assert "run.json is damaged" in str(error)
+            assert re.search(r"(run|modules)\.json is damaged", str(error))
         kept_report(Folder(self.path), warned)
         return told
 

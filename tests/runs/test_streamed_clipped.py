@@ -42,7 +42,8 @@ class Deadly(torch.optim.SGD):   # kills its process in an update, once
         self.flag, self.calls = flag, 0
 
     def step(self, closure=None):
-        self.calls += max(one.numel() for group in self.param_groups for one in group["params"]) > 16   # else it is being tried
+        grads = [one.grad for group in self.param_groups for one in group["params"] if one.grad is not None]
+        self.calls += sum(one.square().sum() for one in grads) < 0.0101   # else it is being tried, and nothing is clipped
         if self.flag and self.calls == 27 and not os.path.exists(self.flag):
             open(self.flag, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -24,7 +24,7 @@ from shoestring.jobfile import BUILT_IN, job_path, load_job
 from shoestring.processes.named_job import Claim, Named, claim_of_run, named_job
 from shoestring.runs.checkpoints.checkpoints import RunCheckpoint
 from shoestring.runs.folder import Folder
-from shoestring.runs.modules import imported_modules
+from shoestring.runs.modules import imported_modules, modules_of_file
 from shoestring.runs.reports.export import best_weights, checkpoint_of, named_weights, newer_weights
 from shoestring.runs.weights.initial_weights import fresh_model
 from shoestring.runs.weights.initial_weights import source as weights_taken
@@ -205,7 +205,7 @@ def job_file_entries(file: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
             "file": built_in or str(file.resolve()),
             "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
             "flags": dict(flags),
-            "modules": imported_modules(),
+            "modules": imported_modules(modules_of_file(file)),
         },
         "edits": [],
         "decoded": False,

@@ -94,7 +94,7 @@ def redirected_descriptors() -> Iterator[None]:
     """While inside, descriptors 1 and 2 lead nowhere; closed ones stay closed."""
     streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
     flush_all(streams)
-    with ExitStack() as stack, open(os.devnull, "w") as nowhere:
+    with ExitStack() as stack, open(os.devnull, "wb") as nowhere:
         stack.callback(WithheldStream.outside.clear)
         for number, stream in ((1, sys.__stdout__), (2, sys.__stderr__)):
             with suppress(OSError):

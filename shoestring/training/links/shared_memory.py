@@ -109,7 +109,7 @@ def with_room(place: str, size: int) -> Path:
 
 def round_up_to_line(size: int) -> int:
     """
-    >>> aligned(0), aligned(1), aligned(64)
+    >>> round_up_to_line(0), round_up_to_line(1), round_up_to_line(64)
     (0, 64, 64)
     """
     return -(-size // LINE) * LINE

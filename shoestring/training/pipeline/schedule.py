@@ -278,7 +278,7 @@ def activation_counts(orders: Orders) -> tuple[int, ...]:
     """The largest number of (micro-batch, chunk) pairs whose activations each worker holds at once: from the forward
     until the backward, or until its weight half.
 
-    >>> held_at_once(orders("1f1b", 3, 8)), held_at_once(orders("gpipe", 3, 8))
+    >>> activation_counts(orders("1f1b", 3, 8)), activation_counts(orders("gpipe", 3, 8))
     ((3, 2, 1), (8, 8, 8))
     """
     change = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHTS: -1, Kind.INPUTS: 0}

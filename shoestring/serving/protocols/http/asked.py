@@ -31,9 +31,9 @@ class AskedFor:
 def requirements_in(headers: Mapping[str, str], longest: float) -> AskedFor:
     """`longest`: seconds that the server keeps any request.
 
-    >>> asked_for({"priority": "u=1, i", "x-request-timeout-ms": "250"}, 60.0)
+    >>> requirements_in({"priority": "u=1, i", "x-request-timeout-ms": "250"}, 60.0)
     AskedFor(urgency=2, within=0.25)
-    >>> asked_for({}, 60.0)
+    >>> requirements_in({}, 60.0)
     AskedFor(urgency=0, within=60.0)
     """
     return AskedFor(urgency_of(headers.get("priority", "")), min(seconds_of(headers.get(TIMEOUT, "")), longest))

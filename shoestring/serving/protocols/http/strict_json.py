@@ -73,7 +73,7 @@ def checked_object(value: Any, field: str, known: Sequence[str] = ()) -> dict[st
 def value_text(value: Any) -> str:
     """A JSON value in a few words.
 
-    >>> said(None), said([1]), said(3)
+    >>> value_text(None), value_text([1]), value_text(3)
     ('null', 'a list', '3')
     """
     words = {dict: "an object", list: "a list", type(None): "null"}
