@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Job
+from shoestring.compression.begin import begin_session
 from shoestring.compression.calibration.hidden_states import (
     HiddenStatePair,
     block_pairs,
@@ -20,7 +21,7 @@ from shoestring.compression.distillation.losses import parse_objective
 from shoestring.compression.healing import heal_session
 from shoestring.compression.loading.source import ModelSource, prepare_model
 from shoestring.compression.pruning.prune_edits import Drop, apply_prune_edits, prune_edits_to_json
-from shoestring.compression.session import CompressOptions, begin_session
+from shoestring.compression.session import CompressOptions
 from shoestring.core.budget import Budget
 from tests.compression.models import batches, called, loss, vectors
 

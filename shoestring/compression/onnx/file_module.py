@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
 from shoestring.compression.onnx.check import session
-from shoestring.compression.onnx.export import reason
+from shoestring.compression.onnx.trace import reason
 from shoestring.core.errors import Mistake
 from shoestring.core.model.named_outputs import NamedOutputs
 

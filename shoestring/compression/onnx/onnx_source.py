@@ -16,10 +16,11 @@ from shoestring.compression.calibration.latency import latencies, latency, one_s
 from shoestring.compression.formats.packed_modules import formats_of
 from shoestring.compression.loading.source import ModelSource, prepare_model
 from shoestring.compression.onnx.emit import write_weight
-from shoestring.compression.onnx.export import LARGEST, OPSET, TOLERANCE, ExportedFile, reason
+from shoestring.compression.onnx.export import ExportedFile
 from shoestring.compression.onnx.file_module import OnnxFileModule, read_onnx
 from shoestring.compression.onnx.graph import Graph
 from shoestring.compression.onnx.graph_module import OnnxGraphModule, check_weights_found
+from shoestring.compression.onnx.trace import LARGEST, OPSET, TOLERANCE, reason
 from shoestring.compression.report.compress_report import Amount, CompressReport, LatencyReport, OnnxReport
 from shoestring.compression.session import CompressedMeasurement, CompressSession
 from shoestring.core.batch import Batch
