@@ -51,9 +51,7 @@ def anchor(task: AnchorTask) -> AnchorResult:
             steps[name] = from_json(
                 AnchorStep,
                 to_json(
-                    measure_anchor(
-                        job, techniques_of(specs), fresh_model(job), task.memory, usual, alone=task.alone
-                    )
+                    measure_anchor(job, techniques_of(specs), fresh_model(job), task.memory, usual, alone=task.alone)
                 ),
             )
         except Exception as error:
