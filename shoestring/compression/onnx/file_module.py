@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shoestring.compression.onnx.check import session
 from shoestring.compression.onnx.export import reason
 from shoestring.core.errors import Mistake
-from shoestring.core.named_outputs import NamedOutputs
+from shoestring.core.model.named_outputs import NamedOutputs
 
 
 class OnnxCall(nn.Module):
