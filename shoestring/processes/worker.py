@@ -28,6 +28,7 @@ with WithoutGarbageCollection():  # this imports torch
     from shoestring.core.extras import install_hint
     from shoestring.core.private import load_compiler
     from shoestring.processes.messages import Answer, Cause, Failure, Message, Send, event_message, message_text
+    from shoestring.processes.standstill import answer_when_asked
     from shoestring.processes.streams import prepare_streams
     from shoestring.processes.task import JobTask, Task, read_task
     from shoestring.runs.event import Event, Failed
@@ -48,6 +49,7 @@ def perform_task(task: Task[Any], send: Send, link: Link | None = None) -> Any:
 
 def main() -> None:
     prepare_streams()
+    answer_when_asked()
     pipe = os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="utf-8")
     turn = threading.Lock()  # checkpoints are finished, and reported, by another thread
 
