@@ -88,7 +88,7 @@ def test_an_objective_can_be_read_whatever_the_states_are(variance: float) -> No
 
 def test_a_model_of_half_its_layers_heals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heal, "steps_in", lambda job, seconds, clock: STEPS)
-    source = ModelSource(JOB, prepare_model(deep()), {"job": None, "edits": [], "decoded": False}, (), "deep")
+    source = ModelSource(JOB, prepare_model(deep()), {"job": None, "edits": [], "decoded": 0}, (), "deep")
     session = begin_session(source, CompressOptions(Budget(), use=("Prune(layers=0.5)",), unseen=64))
     found = heal_session(session, "3s", tmp_path / "healing").healed
     assert 1 - found.after < 0.5 * (1 - found.before)

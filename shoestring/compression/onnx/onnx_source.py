@@ -42,7 +42,7 @@ def onnx_model_source(path: Path, job: Job, notes: Iterable[str] = ()) -> ModelS
     model = OnnxGraphModule(graph)
     check_weights_found(model, str(path))
     kept = replace(job, model=lambda: OnnxGraphModule(graph), weights="")
-    about: dict[str, Any] = {"job": None, "edits": [], "decoded": False}
+    about: dict[str, Any] = {"job": None, "edits": [], "decoded": 0}
     prepared = prepare_model(model)
     check = partial(check_same, path, kept, prepared)
     return ModelSource(kept, prepared, about, (*notes, *told), path.stem, path, check)

@@ -25,6 +25,7 @@ from shoestring.core.workers.link import GroupDone, Link
 from shoestring.data.feed import NO_BATCH, Feed
 from shoestring.data.lengths import batches_at, planned_batches, planned_for
 from shoestring.measure.holdings import Holders
+from shoestring.measure.load import LoadWatch
 from shoestring.measure.process import status
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Tracker, watch_run
@@ -116,6 +117,7 @@ class Training:
         self.losses: list[float] = []
         self.history = History()  # used without a folder
         self.meter = Meter(self.run)
+        self.load = LoadWatch()
         self.batches: Iterator[Batch] = self.course.batches()
         self.sizes = BatchSizes(expects, recording.memory if recording else None, run.team.assignment.parts, self.warn)
         self.tensors: dict[str, Any] = {"peak_bytes": 0}  # their peak so far
@@ -249,6 +251,8 @@ class Training:
             self.feed.epochs,
             self.course.rate,
             self.run.noted.take_norm(),
+            # workers of a group slow each other down, as planned, and that is no disturbance
+            self.load.held_up(self.step_begun + seconds) if self.link.world == 1 else None,
         )
         go_on = self.recorder.after(self.run, self.course, step) if self.recorder else True
         if self.course.validated_at == self.number and self.noted:

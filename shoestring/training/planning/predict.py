@@ -51,7 +51,6 @@ class Predictor:
     evidence: Evidence
     devices: int = 1  # workers that train together,
     here: int = 1  # and how many of them are on this machine
-    roomy: bool = False  # plain training leaves so much of the budget idle that equally large plans need no trial
     limit: float = inf  # bytes of tensors: if one worker of a plan needs more, the plan is not examined further
     rehearsed: dict[Techniques, tuple[tuple[RankFigures, ...], Log]] = field(
         default_factory=dict
@@ -59,7 +58,7 @@ class Predictor:
     staged: StagedTrials = field(default_factory=StagedTrials)
 
     def __post_init__(self) -> None:
-        self.processes = ProcessPredictor(self.rehearsals, self.evidence, self.devices, self.here, self.roomy)
+        self.processes = ProcessPredictor(self.rehearsals, self.evidence, self.devices, self.here)
 
     def plan(self, one: Combination) -> TrainingPlan:
         """A candidate with its exact figures."""

@@ -46,7 +46,6 @@ class ProcessPredictor:
     evidence: Evidence
     devices: int = 1  # workers that train together,
     here: int = 1  # and how many of them are on this machine
-    roomy: bool = False  # plain training leaves so much of the budget idle that equally large plans need no trial
     trials: int = 0  # number of trials so far
 
     def process(self, one: Combination, log: Log) -> ProcessFigure:
@@ -88,9 +87,6 @@ class ProcessPredictor:
             return process_estimate(size, ": not all workers are here")
         if not one.techniques and not anchor.eased and not self.rehearsals.lengths.varies:
             return ProcessFigure(anchor.process * self.margin, ProcessBasis.ANCHOR, "from the anchor step")
-        if self.roomy and one.techniques and peak(log).bytes <= anchor.tensors:
-            how = "at most that of the anchor step, which has no fewer tensors"
-            return ProcessFigure(anchor.process * self.margin, ProcessBasis.ANCHOR, how)
         if not self.has_room(log):
             return process_estimate(one.known["process_bytes"], ": this machine has no room to try it")
         count = self.trial_steps(one.known["step_seconds"])

@@ -19,6 +19,7 @@ from shoestring.runs.reports.report_json import report_json
 from shoestring.show.page import content, page
 from shoestring.show.page.live import live
 from shoestring.show.page.overview import curves, overview, summary
+from shoestring.show.page.sections.figures import comparison
 from shoestring.show.page.sections.standing import divergence_text, standing
 from tests.show.made_reports import made_report
 from tests.show.made_runs import add, append, made_run, step_fields
@@ -244,3 +245,14 @@ def test_the_style_of_every_state_is_there() -> None:
     for state in ("finished", "running", "failed", "died"):
         assert f".{standing(made_report({'state': state})).tone}.pill" in STYLE
     assert ".diverged.pill" in STYLE and ".data-ended.pill" in STYLE and ".early.pill" in STYLE
+
+
+def test_steps_that_other_processes_held_up_are_marked_in_the_comparison() -> None:
+    report = {
+        "state": "finished",
+        "predicted": {"step_seconds": 0.1},
+        "measured": {"step_seconds": 1.1, "held_up": 0.9},
+    }
+    assert "90% of the time they waited for a core" in plain_text(comparison(made_report(report)))
+    report["measured"] = {"step_seconds": 1.1, "held_up": 0.05}
+    assert "waited for a core" not in plain_text(comparison(made_report(report)))
