@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoestring.core.job import Job
 from shoestring.core.seams import calls_user
+from shoestring.federated.device_errors import exceptions_alone
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
 from shoestring.federated.round import DeviceView, Objective, Order, Sums, Updates, Work
@@ -76,9 +77,10 @@ class Engine:
         try:
             if checks and isinstance(self.method, FusedMethod):
                 self.whole_comparison.check(start, records, objective, seeds)
-            if isinstance(self.method, StackedMethod):
-                return self.method.train(start, records, objective, seeds, checks)
-            return self.method.train(start, records, objective, seeds)
+            with exceptions_alone():
+                if isinstance(self.method, StackedMethod):
+                    return self.method.train(start, records, objective, seeds, checks)
+                return self.method.train(start, records, objective, seeds)
         except MethodDiffers as why:
             self.differs, self.method = str(why), self.plain
             return self.plain.train(start, records, objective, seeds)
