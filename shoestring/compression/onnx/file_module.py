@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +18,8 @@ from torch import Tensor, nn
 from shoestring.compression.onnx.check import session
 from shoestring.compression.onnx.export import LARGEST, reason
 from shoestring.core.errors import Mistake
-from shoestring.core.named_outputs import NamedOutputs
-from shoestring.core.regular import regular
+from shoestring.core.files.regular import regular
+from shoestring.core.model.named_outputs import NamedOutputs
 
 MOST_ROWS = 1 << 20  # samples that a file may fix
 
@@ -43,7 +44,7 @@ def check_size(path: Path) -> None:
             raise Mistake(f"{path} takes {size:,} bytes, and files up to {LARGEST:,} can be compressed")
 
 
-class OnnxCall(nn.Module):
+class OnnxCall(nn.Module, ABC):
     """A module with the inputs and outputs of an ONNX graph. Positional arguments are its inputs in order, and give one
     tensor or a tuple; keyword arguments are inputs by name (others, such as labels, are ignored), and give outputs by
     name.
@@ -102,8 +103,9 @@ class OnnxCall(nn.Module):
             for name, first in pieces[0].items()
         }
 
+    @abstractmethod
     def compute(self, feed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        raise NotImplementedError
+        """The outputs by name, for inputs of a number of samples that the file takes."""
 
 
 class OnnxFileModule(OnnxCall):
