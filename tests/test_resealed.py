@@ -20,39 +20,39 @@ from torch import nn
 import shoestring
 from shoestring import Job, Mistake
 from shoestring.compression.command import report_written
-from shoestring.compression.source import open_source
-from shoestring.core.command import Call
-from shoestring.core.run import plain_run
-from shoestring.core.seal import seal
+from shoestring.compression.loading.source import open_source
+from shoestring.core.command_line.command import Call
+from shoestring.core.files.seal import seal
+from shoestring.core.running.run import plain_run
 from shoestring.data.feed import Feed
-from shoestring.federated.available import available_techniques
-from shoestring.federated.kept_plan import plan_in as federated_plan_in
+from shoestring.federated.planning.available import available_techniques
+from shoestring.federated.planning.kept_plan import plan_in as federated_plan_in
 from shoestring.jobfile import load_job
 from shoestring.planning.plan import Outcome
 from shoestring.privacy.ledger import PrivacyLedger, ReleasedRound, line_of
 from shoestring.processes.messages import Cause, Failure, message_text, read_message
 from shoestring.processes.named_job import claim_of_run, flags_for
 from shoestring.processes.task import read_task, task_text
-from shoestring.runs.checkpoints import RunCheckpoint, damage, list_checkpoints, reading_untrusted
-from shoestring.runs.event_log import NAME
-from shoestring.runs.event_log import line_of as event_line
-from shoestring.runs.export import export_weights
+from shoestring.runs.checkpoints.checkpoints import RunCheckpoint, damage, list_checkpoints, reading_untrusted
+from shoestring.runs.events.event_log import NAME
+from shoestring.runs.events.event_log import line_of as event_line
+from shoestring.runs.events.history import History
 from shoestring.runs.folder import Folder
-from shoestring.runs.history import History
 from shoestring.runs.modules import changes, kept_modules
 from shoestring.runs.options import RunOptions
-from shoestring.runs.report import report_of
+from shoestring.runs.reports.export import export_weights
+from shoestring.runs.reports.report import report_of
 from shoestring.runs.request import differences
 from shoestring.runs.resume import OpenedRun, planning_options
 from shoestring.runs.session import Session, kept_plan
-from shoestring.runs.tensors import TensorFile
-from shoestring.runs.weight_files import open_tensors as opened_weights
+from shoestring.runs.weights.tensors import TensorFile
+from shoestring.runs.weights.weight_files import open_tensors as opened_weights
 from shoestring.show.page import page
 from shoestring.show.run_end import report_finished
 from shoestring.training.execution.snapshot import PARTS, restore
 from shoestring.training.execution.tasks import DoctorTask, TrainTask
 from shoestring.training.loop import steps
-from shoestring.training.plan import TrainingDetails, load_plan, plan_in, training_plan
+from shoestring.training.planning.plan import TrainingDetails, load_plan, plan_in, training_plan
 from tests.mutations import places, variants, with_value
 
 NET = """
@@ -219,7 +219,7 @@ def test_what_was_asked_for(room: Room) -> None:
 
 def test_a_plan(room: Room, tmp_path: Path) -> None:
     from shoestring.training.memory.accumulate import Accumulate
-    from shoestring.training.memory.checkpoint import Checkpoint as Recompute
+    from shoestring.training.memory.recompute.checkpoint import Checkpoint as Recompute
 
     folder = Folder(room.run)
     chosen = training_plan((Accumulate(pieces=2), Recompute(every=2)), details=TrainingDetails(blocks=(("0", 5),)))

@@ -1,4 +1,4 @@
-"""The command line: commands of rooms (core/command) and of this package, parsing, errors and exit codes.
+"""The command line: commands of rooms (core/command_line/command) and of this package, parsing, errors and exit codes.
 
 A package adds commands by its room (core/rooms), without a change here. Rooms of other packages are only imported for a
 command that is not ours, and for the help of all commands.
@@ -10,13 +10,13 @@ import os
 import sys
 
 from shoestring.commands.parser import Parser
-from shoestring.core.arguments import add_flags, options_of
-from shoestring.core.command import Call, Command, named_object
+from shoestring.core.command_line.arguments import add_flags, options_of
+from shoestring.core.command_line.command import Call, Command, named_object
+from shoestring.core.command_line.exit_codes import CUT_OFF, DONE, FAULT, MISTAKE, OVER_BUDGET, STOPPED
+from shoestring.core.command_line.suggest import did_you_mean
 from shoestring.core.errors import Mistake, OverBudget, system_text
-from shoestring.core.exit_codes import CUT_OFF, DONE, FAULT, MISTAKE, OVER_BUDGET, STOPPED
 from shoestring.core.imports import leave_garbage
 from shoestring.core.rooms import installed_rooms, own_rooms
-from shoestring.core.suggest import did_you_mean
 from shoestring.processes.streams import output_trouble, prepare_streams
 
 TYPE_CHECKING = False

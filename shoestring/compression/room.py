@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from shoestring.compression.allocate import Allocation
+from shoestring.compression.allocation.allocate import Allocation
 from shoestring.compression.calibration.calibration import Calibration, perfect_fidelity
 from shoestring.compression.calibration.fidelity import Fidelity, FidelitySums
 from shoestring.compression.calibration.latency import Latency, latencies, one_sample
@@ -19,7 +19,7 @@ from shoestring.compression.catalogue import CATALOGUE, clash
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.manifest import numbers_bytes
 from shoestring.compression.formats.packed_folder import buffers_of
-from shoestring.compression.source import CalibrationSamples, ModelSource
+from shoestring.compression.loading.source import CalibrationSamples, ModelSource
 from shoestring.compression.technique import Compressed, CompressTechnique, ModelCost, StorageOffer
 from shoestring.compression.techniques.decode import place_and_decode
 from shoestring.compression.techniques.restructure import plain_offers

@@ -25,7 +25,13 @@ from shoestring.compression.calibration.metric import (
 from shoestring.compression.calibration.model_outputs import select_outputs
 from shoestring.compression.calibration.output_kinds import AUTO
 from shoestring.compression.calibration.scratch import trim
-from shoestring.compression.compress_report import (
+from shoestring.compression.edit_registry import apply_edits
+from shoestring.compression.exits.measured import ExitsMeasurement, exits_measured
+from shoestring.compression.formats.manifest import MANIFEST, TENSORS
+from shoestring.compression.formats.packed_folder import PackedModel, write_into
+from shoestring.compression.formats.packed_modules import memory_of
+from shoestring.compression.loading.source import CalibrationSamples, ModelSource, samples_of
+from shoestring.compression.report.compress_report import (
     Amount,
     CompressReport,
     FidelityReport,
@@ -38,11 +44,6 @@ from shoestring.compression.compress_report import (
     PlainLatency,
     PlainReport,
 )
-from shoestring.compression.edit_registry import apply_edits
-from shoestring.compression.exits.measured import ExitsMeasurement, exits_measured
-from shoestring.compression.formats.manifest import MANIFEST, TENSORS
-from shoestring.compression.formats.packed_folder import PackedModel, write_into
-from shoestring.compression.formats.packed_modules import memory_of
 from shoestring.compression.room import (
     CompressionDetails,
     CompressOutcome,
@@ -51,18 +52,17 @@ from shoestring.compression.room import (
     plain_cost,
     plan_compression,
 )
-from shoestring.compression.source import CalibrationSamples, ModelSource, samples_of
 from shoestring.compression.technique import CompressTechnique, ModelCost
-from shoestring.core import random_state
 from shoestring.core.batch import Batch
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Figures, Quantity, figures
 from shoestring.core.job import Job
+from shoestring.core.running import random_state
 from shoestring.core.technique import technique_json
 from shoestring.planning.plan import Plan
-from shoestring.runs.plan_summary import UsedTechnique
+from shoestring.runs.reports.plan_summary import UsedTechnique
 
 QUANTITIES = (
     Quantity("size_bytes", "size on disk", counted=True),

@@ -21,8 +21,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
-from shoestring.compression.allocate import Allocation, Option, frontier, smallest_bytes, total
-from shoestring.compression.allocate_outputs import OutputSums
+from shoestring.compression.allocation.allocate import Allocation, Option, frontier, smallest_bytes, total
+from shoestring.compression.allocation.allocate_outputs import OutputSums
 from shoestring.compression.calibration.calibration import Calibration
 from shoestring.compression.calibration.latency import LatencyTimer
 from shoestring.compression.calibration.storage_choice import StorageChoice

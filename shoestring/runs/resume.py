@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake, OverBudget
-from shoestring.core.files import clear, drafted_name, write_whole
-from shoestring.core.regular import not_a_folder, read_regular
-from shoestring.runs.event import Adopted, Finished, Warned
-from shoestring.runs.event_log import note
+from shoestring.core.files.files import clear, drafted_name, write_whole
+from shoestring.core.files.regular import not_a_folder, read_regular
+from shoestring.runs.events.event import Adopted, Finished, Warned
+from shoestring.runs.events.event_log import note
+from shoestring.runs.events.history import History
 from shoestring.runs.folder import Folder, Lock, has_digest
-from shoestring.runs.history import History
 from shoestring.runs.modules import NAME as MODULES
 from shoestring.runs.modules import changed_text, changes, keep_modules, kept_modules, modules_on_path, refusal
 from shoestring.runs.request import Request, argument_differences, differences, flags_together

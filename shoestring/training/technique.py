@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from enum import Enum
 from typing import ClassVar, Self
 
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.errors import Mistake
-from shoestring.core.ledger import Ledger
-from shoestring.core.run import Run
-from shoestring.core.stepping import StepDivision, why_not_in
+from shoestring.core.optimization.stepping import StepDivision, why_not_in
+from shoestring.core.running.run import Run
 from shoestring.core.technique import Technique, text
 
 MIXED = 1.0  # the drift where layers that mix samples (batch norm) see only a part of the batch

@@ -14,7 +14,7 @@ import shoestring
 from shoestring import Job
 from shoestring.compression.calibration.fidelity import OutputMeasure, collect_outputs, fidelity
 from shoestring.compression.formats.packed_modules import formats_of
-from shoestring.compression.source import samples_of
+from shoestring.compression.loading.source import samples_of
 from shoestring.core.errors import Mistake, OverBudget
 from tests.compression.models import batches, called, loss, vectors, words
 

@@ -18,9 +18,9 @@ from shoestring.compression.calibration.hidden_states import (
 from shoestring.compression.distillation import heal
 from shoestring.compression.distillation.losses import parse_objective
 from shoestring.compression.healing import heal_session
+from shoestring.compression.loading.source import ModelSource, prepare_model
 from shoestring.compression.pruning.prune_edits import Drop, apply_prune_edits, prune_edits_to_json
 from shoestring.compression.session import CompressOptions, begin_session
-from shoestring.compression.source import ModelSource, prepare_model
 from shoestring.core.budget import Budget
 from tests.compression.models import batches, called, loss, vectors
 

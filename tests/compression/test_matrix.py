@@ -15,10 +15,10 @@ from shoestring.compression.calibration.calibration import same
 from shoestring.compression.calibration.model_outputs import named_tensors
 from shoestring.compression.catalogue import CATALOGUE, clash
 from shoestring.compression.formats.packed_folder import PackedModel
+from shoestring.compression.loading.source import CalibrationSamples, ModelSource, prepare_model, samples_of
 from shoestring.compression.onnx.export import export_onnx
 from shoestring.compression.room import compressed_model, plain_cost, plan_compression
 from shoestring.compression.session import CompressOptions, CompressSession, loaded_model
-from shoestring.compression.source import CalibrationSamples, ModelSource, prepare_model, samples_of
 from shoestring.compression.technique import CompressTechnique, ModelCost
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake

@@ -13,12 +13,12 @@ from torch import nn
 import shoestring
 from shoestring import Job, Mistake
 from shoestring.core.errors import OverBudget
-from shoestring.runs.cadence import Cadence
-from shoestring.runs.event import Adopted, Begun, Event, Failed, Planning, Stepped, Warned
-from shoestring.runs.event_log import note, read
+from shoestring.runs.checkpoints.cadence import Cadence
+from shoestring.runs.checkpoints.saver import Saver, Snapshot
+from shoestring.runs.events.event import Adopted, Begun, Event, Failed, Planning, Stepped, Warned
+from shoestring.runs.events.event_log import note, read
 from shoestring.runs.request import Request
 from shoestring.runs.resume import OpenedRun, came_to_nothing, forget_attempt, open_run, without_a_step
-from shoestring.runs.saver import Saver, Snapshot
 
 
 def asked(path: Path, width: int, adopt: bool = False) -> OpenedRun:

@@ -18,12 +18,12 @@ from shoestring.show.output import screen
 from shoestring.show.terminal import PIPE, ProgressLine, Screen, beside, progress, table
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.data_parallel.local_steps import LocalSteps
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.memory.offload_optimizer import OffloadOptimizer
+from shoestring.training.memory.offload.offload_optimizer import OffloadOptimizer
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
 from shoestring.training.memory.precision import Precision
-from shoestring.training.outcome_text import training_outcome_text
-from shoestring.training.plan import TrainingDetails, TrainingPlan, training_plan
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
+from shoestring.training.planning.plan import TrainingDetails, TrainingPlan, training_plan
+from shoestring.training.report.outcome_text import training_outcome_text
 from shoestring.training.technique import TrainingTechnique
 
 MIB = 1 << 20

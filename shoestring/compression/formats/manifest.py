@@ -20,8 +20,8 @@ from torch import Tensor
 
 from shoestring.compression.formats.format import FormatTensor
 from shoestring.compression.formats.kinds import KINDS
-from shoestring.core.seal import seal
-from shoestring.runs.tensors import NAMES, header_of
+from shoestring.core.files.seal import seal
+from shoestring.runs.weights.tensors import NAMES, header_of
 
 FORMAT, VERSION = "shoestring compressed model", 1
 TENSORS, MANIFEST = "model.safetensors", "manifest.json"

@@ -44,9 +44,9 @@ from shoestring.compression.onnx.open_lengths import (
     with_dynamic_lengths,
 )
 from shoestring.core.batch import Batch
+from shoestring.core.command_line.extras import require
 from shoestring.core.errors import Mistake
-from shoestring.core.extras import require
-from shoestring.core.files import draft_file
+from shoestring.core.files.files import draft_file
 from shoestring.core.private import recurrent_weights
 
 OPSET = 21  # the first with 4-bit integers and blockwise scales

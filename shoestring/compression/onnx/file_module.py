@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 from shoestring.compression.onnx.check import session
 from shoestring.compression.onnx.export import reason
 from shoestring.core.errors import Mistake
-from shoestring.core.named_outputs import NamedOutputs
+from shoestring.core.model.named_outputs import NamedOutputs
 
 
-class OnnxCall(nn.Module):
+class OnnxCall(nn.Module, ABC):
     """A module with the inputs and outputs of an ONNX graph. Positional arguments are its inputs in order, and give one
     tensor or a tuple; keyword arguments are inputs by name (others, such as labels, are ignored), and give outputs by
     name.
@@ -74,8 +75,9 @@ class OnnxCall(nn.Module):
             for name, first in pieces[0].items()
         }
 
+    @abstractmethod
     def compute(self, feed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        raise NotImplementedError
+        """The outputs by name, for inputs of a number of samples that the file takes."""
 
 
 class OnnxFileModule(OnnxCall):

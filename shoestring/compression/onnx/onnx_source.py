@@ -13,19 +13,19 @@ import torch
 from torch import nn
 
 from shoestring.compression.calibration.latency import latencies, latency, one_sample
-from shoestring.compression.compress_report import Amount, CompressReport, LatencyReport, OnnxReport
 from shoestring.compression.formats.packed_modules import formats_of
+from shoestring.compression.loading.source import ModelSource, prepare_model
 from shoestring.compression.onnx.emit import write_weight
 from shoestring.compression.onnx.export import LARGEST, OPSET, TOLERANCE, ExportedFile, reason
 from shoestring.compression.onnx.file_module import OnnxFileModule, read_onnx
 from shoestring.compression.onnx.graph import Graph
 from shoestring.compression.onnx.graph_module import OnnxGraphModule, check_weights_found
+from shoestring.compression.report.compress_report import Amount, CompressReport, LatencyReport, OnnxReport
 from shoestring.compression.session import CompressedMeasurement, CompressSession
-from shoestring.compression.source import ModelSource, prepare_model
 from shoestring.core.batch import Batch
+from shoestring.core.command_line.extras import require
 from shoestring.core.errors import Mistake
-from shoestring.core.extras import require
-from shoestring.core.files import draft_file
+from shoestring.core.files.files import draft_file
 from shoestring.core.job import Job
 
 FILE = "model.onnx"

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from shoestring.core.batch import tensors
 from shoestring.core.job import Job
-from shoestring.federated.device_errors import Failure, error_kind
-from shoestring.federated.device_output import withheld_output
-from shoestring.federated.play import nonfinite_problems
-from shoestring.federated.records import Records, records_of
+from shoestring.federated.devices.device_errors import Failure, error_kind
+from shoestring.federated.devices.device_output import withheld_output
+from shoestring.federated.devices.records import Records, records_of
+from shoestring.federated.playing.play import nonfinite_problems
+from shoestring.federated.playing.round_events import some_of
 from shoestring.federated.round import (
     DeviceResults,
     DeviceView,
@@ -29,7 +30,6 @@ from shoestring.federated.round import (
     RejectedDevice,
     Round,
 )
-from shoestring.federated.round_events import some_of
 from shoestring.federated.simulation.cohort import MethodDiffers
 
 CACHE_BYTES = 256 << 20  # bytes of records that a process keeps as tensors

@@ -23,7 +23,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake, reason_text
 from shoestring.core.job import Job
 from shoestring.core.private import tree_leaves
-from shoestring.core.run import Run
+from shoestring.core.running.run import Run
 from shoestring.data.lengths import planned_batches
 from shoestring.measure.holdings import Holders
 from shoestring.measure.load import HELD_UP, Timing, believed_timings, busy_share, effort, enough, timing

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from shoestring.core.codec import to_json
 from shoestring.core.errors import NotRepeatable
+from shoestring.core.files.codec import to_json
 from shoestring.core.technique import in_order
 from shoestring.measure.process import memory_free
 from shoestring.measure.timeline import blocks_of, peak

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from shoestring.core.sum_costs import Speeds
 from shoestring.core.technique import in_order, technique_from, technique_json
+from shoestring.core.workers.sum_costs import Speeds
 from shoestring.measure.tracker import Log
 from shoestring.processes.task import GroupSeat, JobTask, R, Tell
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.technique import TrainingTechnique
 
 if TYPE_CHECKING:
-    from shoestring.core.link import Link
+    from shoestring.core.workers.link import Link
 
 ROOM = "training"
 

@@ -21,28 +21,28 @@ import torch
 from torch import nn
 from xxhash import xxh3_64
 
-from shoestring.core import random_state
 from shoestring.core.batch import Batch
-from shoestring.core.blame import failure_text
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.link import GroupDone, Link
-from shoestring.core.run import Run
-from shoestring.core.run_state import LivesOnDisk
-from shoestring.core.run_weights import digest_state, guard_outside, stored_weights, weights
-from shoestring.core.seams import calls_user
+from shoestring.core.running import random_state
+from shoestring.core.running.run import Run
+from shoestring.core.running.run_state import LivesOnDisk
+from shoestring.core.running.run_weights import digest_state, guard_outside, stored_weights, weights
 from shoestring.core.units import bytes_text
+from shoestring.core.user_code.blame import failure_text
+from shoestring.core.user_code.seams import calls_user
+from shoestring.core.workers.link import GroupDone, Link
 from shoestring.data.feed import NO_BATCH, Feed
 from shoestring.data.lengths import batches_at, planned_batches, planned_for
 from shoestring.measure.holdings import Holders
 from shoestring.measure.process import status
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Tracker, watch_run
-from shoestring.runs.digest import weights_sha256
-from shoestring.runs.event import Event, Measured, Stepped, Warned
-from shoestring.runs.history import History, measured_by, measured_figures
-from shoestring.runs.initial_weights import fresh_model, source
-from shoestring.runs.tensors import pieces, write_tensors
+from shoestring.runs.checkpoints.digest import weights_sha256
+from shoestring.runs.events.event import Event, Measured, Stepped, Warned
+from shoestring.runs.events.history import History, measured_by, measured_figures
+from shoestring.runs.weights.initial_weights import fresh_model, source
+from shoestring.runs.weights.tensors import pieces, write_tensors
 from shoestring.training.evidence.held_out import Watching, looked_through
 from shoestring.training.evidence.rehearse import build_run, tracked_steps
 from shoestring.training.evidence.tasks import TrialResult, TrialTask, techniques_of

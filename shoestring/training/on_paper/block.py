@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoestring.core.cluster_file import PRECISIONS
+from shoestring.core.costs.cluster_file import PRECISIONS
 from shoestring.training.on_paper.machines import Machines
 from shoestring.training.on_paper.products import MatrixProduct, PaperDevice, product_seconds
 from shoestring.training.on_paper.transformer import Transformer

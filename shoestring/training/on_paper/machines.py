@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from shoestring.core.cluster_file import read_cluster
+from shoestring.core.costs.cluster_file import read_cluster
 from shoestring.core.errors import Mistake
 
 EXAMPLE = '"peak": {"bf16": 3.12e14}, "efficiency": {"bf16": 0.7}, "attention": 0.33, "processors": 108, "sending": 24'

@@ -18,10 +18,10 @@ from shoestring.compression.calibration.latency import Latency, LatencyTimer
 from shoestring.compression.formats import int8
 from shoestring.compression.formats.int8 import Int8Format
 from shoestring.compression.formats.packed_modules import formats_of, place_formats, temporary_formats
+from shoestring.compression.loading.source import ModelSource, prepare_model
 from shoestring.compression.onnx.export import export_onnx
 from shoestring.compression.quantization.rounding import GridSetting, round_to_grid
 from shoestring.compression.session import CompressOptions, begin_session
-from shoestring.compression.source import ModelSource, prepare_model
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.measure.instructions import VARIABLE

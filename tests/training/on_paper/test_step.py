@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from shoestring import Mistake
-from shoestring.core.hardware import cluster
+from shoestring.core.costs.hardware import cluster
 from shoestring.training.on_paper.best_mesh import best_mesh, meshes, plan_on_paper
 from shoestring.training.on_paper.block import bytes_moved, weight_products
 from shoestring.training.on_paper.calibrate import calibrate

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from shoestring.core.job import Job
-from shoestring.core.seams import calls_user
-from shoestring.federated.layout import Layout
-from shoestring.federated.records import Records
+from shoestring.core.user_code.seams import calls_user
+from shoestring.federated.devices.records import Records
+from shoestring.federated.model.layout import Layout
+from shoestring.federated.playing.seeds import seed_of
 from shoestring.federated.round import DeviceView, Objective, Order, Sums, Updates, Work
-from shoestring.federated.seeds import seed_of
-from shoestring.federated.simulation.cohort.fused import FusedMethod
+from shoestring.federated.simulation.cohort.fused.fused import FusedMethod
+from shoestring.federated.simulation.cohort.fused.update_comparison import UpdateComparison
 from shoestring.federated.simulation.cohort.held_out import held_out_metrics
 from shoestring.federated.simulation.cohort.method import CohortMethod, CohortUpdates, MethodDiffers
 from shoestring.federated.simulation.cohort.method_choice import MethodChoice, method_of
 from shoestring.federated.simulation.cohort.sequential import make_model, sequential_method
-from shoestring.federated.simulation.cohort.stacked import StackedMethod
-from shoestring.federated.simulation.cohort.update_comparison import UpdateComparison
+from shoestring.federated.simulation.cohort.stacked.stacked import StackedMethod
 
 
 class TrainedDevices(NamedTuple):
