@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shoestring.show.page.figures import comparison
+from shoestring.show.page.sections.figures import comparison
 
 from shoestring.core.figures import Figure
 from shoestring.planning.quantities import MEASURABLE
