@@ -18,8 +18,8 @@ from shoestring.planning.quantities import STEP_SECONDS
 from shoestring.planning.room import Room, families
 from shoestring.training.conflicts import clash
 from shoestring.training.group_technique import GroupTechnique, axes_not_united, mesh_sizes, uniting
-from shoestring.training.planning.plan import TrainingPlan
-from shoestring.training.planning.predict import Combination, Predictor, Techniques, splits
+from shoestring.training.planning.plan import Combination, Techniques, TrainingPlan
+from shoestring.training.planning.predict import Predictor, splits
 from shoestring.training.planning.savings import costs_more, excess
 from shoestring.training.technique import TrainingTechnique
 
@@ -68,13 +68,13 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, TrainingPlan]):
         return complete(techniques, cost)
 
     def begin(self, ranked: Sequence[Combination]) -> None:
-        self.predictor.trials = 0
+        self.predictor.processes.trials = 0
         self.fastest_by_rule = next(
             (one.known["step_seconds"] for one in ranked if self.known_by_rule(one)), float("inf")
         )
 
     def known_by_rule(self, one: Combination) -> bool:
-        return not self.predictor.needs_trial(one)
+        return not self.predictor.processes.needs_trial(one)
 
     def worth(self, one: Combination) -> bool:
         """Whether a candidate that needs a trial gets one: while trials are left."""
@@ -83,7 +83,7 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, TrainingPlan]):
             return True
         if anchor.sampled:  # a whole step can't run here, so nothing can be tried
             return False
-        return self.predictor.trials < (
+        return self.predictor.processes.trials < (
             MORE_TRIALS if one.known["step_seconds"] * WORTH < self.fastest_by_rule else TRIALS
         )
 
@@ -93,7 +93,7 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, TrainingPlan]):
         return families(one.techniques) if self.known_by_rule(one) else "needs a trial"
 
     def confirm_again(self, one: Combination, plan: TrainingPlan, budget: Budget) -> TrainingPlan:
-        return plan if self.known_by_rule(one) else self.predictor.with_more_trials(plan, budget)
+        return plan if self.known_by_rule(one) else self.predictor.processes.with_more_trials(plan, budget)
 
     def needless(self, plan: TrainingPlan, budget: Budget) -> str:
         """A warning if a plan with memory-saving techniques needs more memory than plain training, and plain training

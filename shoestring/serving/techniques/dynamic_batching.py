@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +16,42 @@ STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # times the longest request
 
 
 @dataclass(frozen=True)
-class DynamicBatching(ServingTechnique):
+class TokenBudget(ServingTechnique, ABC):
+    """A batch of as many requests as a budget of positions allows."""
+
+    tokens: int = 512
+
+    order: ClassVar[int] = 20
+
+    @property
+    @abstractmethod
+    def batching(self) -> Batching:
+        """How requests are batched."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise Mistake(
+                f"{type(self).__name__}(tokens={self.tokens}): it is the most positions in a batch; give the length of a request or more"
+            )
+
+    @classmethod
+    def choices(cls, cost: ServingCost) -> tuple[TokenBudget, ...]:
+        longest = max(cost.evidence.lengths)
+        return tuple(cls(tokens=count * longest) for count in STEPS)
+
+    def exactness(self, cost: ServingCost) -> Exactness:
+        return Exactness.ROUNDING
+
+    @property
+    def family(self) -> str:
+        return "DynamicBatching"
+
+    def changes(self, deployment: Deployment) -> Mapping[str, object]:
+        return {"batching": self.batching}
+
+
+@dataclass(frozen=True)
+class DynamicBatching(TokenBudget):
     """Requests of similar length are padded to the longest and computed together, oldest first.
 
         rows x longest  <=  tokens
@@ -29,34 +65,15 @@ class DynamicBatching(ServingTechnique):
 
     tokens: int = 512
 
-    order: ClassVar[int] = 20
     why: ClassVar[str] = "what a batch costs is shared"
-    packed: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise Mistake(
-                f"{type(self).__name__}(tokens={self.tokens}): it is the most positions in a batch; give the length of a request or more"
-            )
-
-    @classmethod
-    def choices(cls, cost: ServingCost) -> tuple[DynamicBatching, ...]:
-        longest = max(cost.evidence.lengths)
-        return tuple(cls(tokens=count * longest) for count in STEPS)
-
-    def exactness(self, cost: ServingCost) -> Exactness:
-        return Exactness.ROUNDING
 
     @property
-    def family(self) -> str:
-        return "DynamicBatching"
-
-    def changes(self, deployment: Deployment) -> Mapping[str, object]:
-        return {"batching": Batching(tokens=self.tokens, packed=self.packed)}
+    def batching(self) -> Batching:
+        return Batching(tokens=self.tokens)
 
 
 @dataclass(frozen=True)
-class PackedBatching(DynamicBatching):
+class PackedBatching(TokenBudget):
     """Requests of any length are computed together without padding: what each position computes alone runs over all of
     them in one row, and attention runs for each request by itself.
 
@@ -70,7 +87,10 @@ class PackedBatching(DynamicBatching):
     tokens: int = 512
 
     why: ClassVar[str] = "no padding is computed"
-    packed: ClassVar[bool] = True
+
+    @property
+    def batching(self) -> Batching:
+        return Batching(tokens=self.tokens, packed=True)
 
     def refusal(self, cost: ServingCost) -> str:
         return "" if cost.engine.packed is not None else cost.engine.why_not_packed

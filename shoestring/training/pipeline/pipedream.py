@@ -39,7 +39,6 @@ from shoestring.core.batch import Batch, to_device
 from shoestring.core.errors import Mistake
 from shoestring.core.private import storage_id_of, writes_unseen
 from shoestring.core.running.run import Run
-from shoestring.core.running.run_state import StoredTensor
 from shoestring.core.workers.actions import Action, Kind
 from shoestring.core.workers.link import Link
 from shoestring.training.pipeline.schedule import staleness
@@ -111,7 +110,7 @@ class PipeDream(Stages):
     ) -> None:
         if run.settings.clip:
             raise Mistake(CLIPS)
-        super().__init__(run, link, bounds, lambda count: (), pieces)
+        super().__init__(run, link, bounds, pieces)
         if self.weights.tied:
             name, users = next(iter(sorted(self.weights.tied.items())))
             raise Mistake(
@@ -177,7 +176,8 @@ class PipeDream(Stages):
             self.begun = time.perf_counter()
             self.backward_piece(now, action)
         if silent:  # no value here needs a gradient, but the loss must travel on
-            self.send((), (), action, Kind.BACKWARD, action.chunk - 1)
+            beside = self.beside_gradients(action)
+            self.send([*beside.values()], beside, action, Kind.BACKWARD, action.chunk - 1)
         self.versions.move(lambda: self.run.update(now), min([needed, *(one.version for one in self.underway)]))
         for one in self.weights.own_weights:
             one.grad = None
@@ -202,33 +202,14 @@ class PipeDream(Stages):
         )
         return loss
 
-    def send(self, made: Sequence[Tensor], numbers: Iterable[int], action: Action, kind: Kind, chunk: int) -> None:
-        """As in every pipeline; in backward, the loss travels with the gradients."""
-        if kind is Kind.FORWARD or action.chunk == 0:
-            super().send(made, numbers, action, kind, chunk)
-        else:
-            assert self.loss is not None, "the loss came before this backward began"
-            super().send([*made, self.loss], [*numbers, LOSS], action, kind, chunk)
+    def beside_gradients(self, action: Action) -> Mapping[int, Tensor]:
+        """The loss, on its way from the last stage to the first."""
+        if action.chunk == 0:
+            return {}
+        assert self.loss is not None, "the loss came before this backward began"
+        return {LOSS: self.loss}
 
     # Between steps
-
-    @contextmanager
-    def usable(self) -> Iterator[None]:
-        self.drain()
-        with super().usable():
-            yield
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        self.drain()
-        yield
-
-    @property
-    def weights_elsewhere(self) -> Mapping[str, StoredTensor]:
-        """The weights of one version, requested by all workers; drains first if the data ended before the planned last
-        step."""
-        self.drain()
-        return super().weights_elsewhere
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self.step, "stash_bytes": self.versions.most}  # nothing is in flight when this is called

@@ -41,6 +41,7 @@ from shoestring.training.pipeline.settings import worth_trying
 from shoestring.training.pipeline.stages.one_process import StagesHere, mail_meshes
 from shoestring.training.pipeline.stages.shared_norms import STATISTICS, playable
 from shoestring.training.pipeline.stages.stages import Stages
+from shoestring.training.pipeline.stages.synchronous import SynchronousStages
 from shoestring.training.pipeline.stages.walk import Chain
 from shoestring.training.technique import MIXED, Owned, TrainingTechnique
 
@@ -254,10 +255,10 @@ class Pipeline(StagedTechnique):
             check_kept(chain, found, played)
             return found
 
-        stages = (
+        stages: Stages = (
             PipeDream(run, link, bounds, self.pieces_wanted, self.flush, self.vertical)
             if self.stashes
-            else Stages(run, link, bounds, self.orders, self.pieces_wanted)
+            else SynchronousStages(run, link, bounds, self.orders, self.pieces_wanted)
         )
 
         # If another technique divides weights further (TensorParallel), outputs are divided too: then validation

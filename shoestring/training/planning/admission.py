@@ -18,7 +18,7 @@ from shoestring.core.technique import in_order
 from shoestring.planning.choose import requested_candidate
 from shoestring.planning.plan import techniques_text
 from shoestring.training.conflicts import conflict
-from shoestring.training.planning.predict import Combination
+from shoestring.training.planning.plan import Combination
 from shoestring.training.technique import TrainingTechnique as Technique
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import accumulate
 from math import prod
@@ -14,9 +14,14 @@ from shoestring.core.workers.coordinates import coordinates
 from shoestring.core.workers.mesh import on_one_axis
 from shoestring.core.workers.staging import Staging
 from shoestring.training.evidence.step import first_batch
-from shoestring.training.group_technique import StagedTechnique
+from shoestring.training.group_technique import StagedTechnique, uniting
 from shoestring.training.planning.plan import TrainingPlan
 from shoestring.training.technique import TrainingTechnique
+
+
+def is_divided(techniques: Iterable[TrainingTechnique], devices: int) -> bool:
+    """Whether workers hold different parts of the model."""
+    return devices > 1 and any(one.unites != "data" for one in uniting(techniques))
 
 
 def explain_cut(plan: TrainingPlan, plain: TrainingPlan, memory: int) -> TrainingPlan:

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.files.codec import Unreadable
@@ -19,8 +20,12 @@ from shoestring.core.workers.sum_costs import Speeds
 from shoestring.data.lengths import Lengths
 from shoestring.planning.plan import Outcome, Plan, read_plan
 from shoestring.planning.quantities import QUANTITIES
+from shoestring.planning.room import Candidate
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.technique import TrainingTechnique as Technique
+
+Techniques = tuple[Technique, ...]
+Combination = Candidate[Technique, Ledger]
 
 SAVE = "save one with: shoestring plan JOB --memory 2GiB --save {}"
 

@@ -31,8 +31,8 @@ from shoestring.training.evidence.rehearsals import Rehearsals, Tell, silent
 from shoestring.training.evidence.step import mesh_of_largest
 from shoestring.training.planning.admission import admit, check_together
 from shoestring.training.planning.axes import explain_cut
-from shoestring.training.planning.plan import TrainingOutcome, TrainingPlan
-from shoestring.training.planning.predict import Combination, Predictor
+from shoestring.training.planning.plan import Combination, TrainingOutcome, TrainingPlan
+from shoestring.training.planning.predict import Predictor
 from shoestring.training.planning.process_figure import expected_process
 from shoestring.training.planning.savings import useless_techniques, with_warning
 from shoestring.training.room import ROOM, TrainingRoom

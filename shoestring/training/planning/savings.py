@@ -9,7 +9,8 @@ from shoestring.core.technique import text
 from shoestring.core.units import bytes_text
 from shoestring.measure.timeline import peak
 from shoestring.training.planning.plan import TrainingPlan
-from shoestring.training.planning.predict import SPREAD, Predictor
+from shoestring.training.planning.predict import Predictor
+from shoestring.training.planning.predict_process import SPREAD
 
 
 def useless_techniques(predictor: Predictor, plan: TrainingPlan) -> Iterator[str]:

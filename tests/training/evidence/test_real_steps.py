@@ -72,7 +72,7 @@ def test_what_the_machine_has_no_room_for_is_estimated_and_not_tried(
         "from a trial of 12 steps" in planner.outcome_of(ledger, None, (FusedOptimizer(),)).chosen.basis
         and tasks.pop() == "trial"
     )
-    monkeypatch.setattr("shoestring.training.planning.predict.memory_free", lambda: 1 << 20)
+    monkeypatch.setattr("shoestring.training.planning.predict_process.memory_free", lambda: 1 << 20)
     assert (
         "no room to try it" in planner.outcome_of(ledger, None, (FusedOptimizer(),)).chosen.basis
         and "trial" not in tasks

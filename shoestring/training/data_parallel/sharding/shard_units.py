@@ -22,11 +22,12 @@ from shoestring.training.data_parallel.reducer import Bucket, make_buckets, part
 VECTOR = 16  # numbers: shards begin at a multiple of this
 
 
-class ShardUnit(Bucket):
+class ShardUnit:
     """Weights that are flattened and cut together."""
 
     def __init__(self, members: Sequence[nn.Parameter], link: Link, block: nn.Module | None, parted: bool) -> None:
-        super().__init__(members, link.world * VECTOR)
+        self.bucket = Bucket(members, link.world * VECTOR)  # of its gradients, which lie as its weights do
+        self.members, self.offsets, self.size = self.bucket.members, self.bucket.offsets, self.bucket.size
         self.link, self.block, self.parted = link, block, parted
         self.part = self.size // link.world
         self.begin = link.rank * self.part

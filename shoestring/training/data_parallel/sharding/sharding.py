@@ -36,13 +36,13 @@ class Sharding(RunState, KeepsWeights, DividesOptimizer):
         }
         self.units = [ShardUnit(members, link, block, stage == 3) for block, members in cut_up(run, stage)]
         self.frozen = [unit for unit in self.units if not unit.members[0].requires_grad]
-        moving = [unit for unit in self.units if unit.members[0].requires_grad]
+        self.moving = [unit for unit in self.units if unit.members[0].requires_grad]
         self.unit_of = {parameter: unit for unit in self.units for parameter in unit.members}
         self.of_block: dict[nn.Module, list[ShardUnit]] = {}
         for unit in self.units:
             if unit.block is not None:
                 self.of_block.setdefault(unit.block, []).append(unit)
-        self.reducer = Reducer(moving, link, self.send, keeps_gradients=False)
+        self.reducer = Reducer([unit.bucket for unit in self.moving], link, self.send, keeps_gradients=False)
         self.sending: Sending = CompletedWork()
         self.in_backward = False  # whether backward is running
         self.groups = [list(group["params"]) for group in run.optimizer.param_groups]
@@ -119,11 +119,11 @@ class Sharding(RunState, KeepsWeights, DividesOptimizer):
 
     def send(self, bucket: Bucket) -> Sending:
         """Send one unit's gradients; waits for the previous unit's, so that buffers exist once."""
-        assert isinstance(bucket, ShardUnit), "these are the units"
+        unit = self.unit_of[bucket.members[0]]
         self.sending.wait()
-        self.sending = GradientsInFlight(bucket, self.link)
-        if bucket.block is not None and not self.frozen:
-            bucket.release()
+        self.sending = GradientsInFlight(unit, self.link)
+        if unit.block is not None and not self.frozen:
+            unit.release()
         return self.sending
 
     def gather_outside(self) -> None:
@@ -149,8 +149,7 @@ class Sharding(RunState, KeepsWeights, DividesOptimizer):
 
     def set_gradients(self, unused: set[nn.Parameter]) -> None:
         """Give the pieces their gradients."""
-        for unit in self.reducer.buckets:
-            assert isinstance(unit, ShardUnit), "these are the units"
+        for unit in self.moving:
             for parameter, piece in unit.pieces.items():
                 start, stop = unit.span(parameter)
                 whole = unit.gradient
@@ -297,9 +296,9 @@ class GradientsInFlight:
 
     def __init__(self, unit: ShardUnit, link: Link) -> None:
         self.unit: ShardUnit | None = unit
-        self.flat: Tensor | None = unit.buffer  # until it is sent
-        self.part = unit.buffer.new_empty(unit.part)
-        self.sending: Sending | None = link.scatter(unit.buffer, self.part)
+        self.flat: Tensor | None = unit.bucket.buffer  # until it is sent
+        self.part = unit.bucket.buffer.new_empty(unit.part)
+        self.sending: Sending | None = link.scatter(unit.bucket.buffer, self.part)
 
     def wait(self) -> None:
         if self.unit is None or self.sending is None:

@@ -20,7 +20,7 @@ from shoestring.core.workers.actions import Action
 from shoestring.core.workers.link import CompletedWork, Link, Sending
 from shoestring.core.workers.mesh import Mesh
 from shoestring.training.pipeline.schedule import action_text, needs
-from shoestring.training.pipeline.stages.stages import Stages
+from shoestring.training.pipeline.stages.synchronous import SynchronousStages
 
 Mail = dict[tuple[int, int, int], deque[Tensor]]  # by (sender, receiver, tag)
 
@@ -64,11 +64,11 @@ class StagesHere:
     """A `StageLine` that uses the real engine; `runs` are the stages' runs, in order."""
 
     runs: Sequence[Run]
-    engines: list[Stages] = field(init=False)
+    engines: list[SynchronousStages] = field(init=False)
 
     def __post_init__(self) -> None:
         parts = [run.state["stages"] for run in self.runs]
-        self.engines = [part for part in parts if isinstance(part, Stages)]
+        self.engines = [part for part in parts if isinstance(part, SynchronousStages)]
 
     def gradients(self, batch: Batch) -> float:
         doing = [engine.passes(run, batch) for engine, run in zip(self.engines, self.runs, strict=True)]

@@ -12,27 +12,27 @@ their gradients are summed.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.batch import Batch, to_device
+from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.model.absent import Absent
 from shoestring.core.private import storage_id_of, tree_flatten, tree_unflatten, unseen_functions
-from shoestring.core.running.run import Run, add_up_shared, weighted_loss
+from shoestring.core.running.run import Run, weighted_loss
 from shoestring.core.running.run_state import DividesOptimizer, KeepsWeights, RecordsTimes, RunState, StoredTensor
 from shoestring.core.workers.actions import Action, ActionSpan, Kind
 from shoestring.core.workers.link import CompletedWork, Link, PeerLost, Sending
 from shoestring.core.workers.staging import OwnTimes
 from shoestring.measure.interception import Guard
 from shoestring.training.pipeline.partition.chain import chain_of
-from shoestring.training.pipeline.schedule import Orders, buffer_needed, in_slices
 from shoestring.training.pipeline.stages.boundary import begin_with
 from shoestring.training.pipeline.stages.shared_norms import SharedNorms
 from shoestring.training.pipeline.stages.split_backward import DeferredWeights, goes_in_halves, to_inputs, to_weights
@@ -60,19 +60,11 @@ class PieceInFlight:
     rest: DeferredWeights | None = None  # the weight gradients, when those of inputs are done
 
 
-class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
-    """One worker's part of a pipeline."""
+class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes, ABC):
+    """One worker's part of a pipeline; how its actions are ordered is said by those that inherit from it."""
 
-    def __init__(
-        self,
-        run: Run,
-        link: Link,
-        bounds: Callable[[Chain], Sequence[range]],
-        orders: Callable[[int], Orders],
-        pieces: int,
-    ) -> None:
+    def __init__(self, run: Run, link: Link, bounds: Callable[[Chain], Sequence[range]], pieces: int) -> None:
         self.run, self.link, self.pieces = run, link, pieces
-        self.orders = orders  # a function of the number of micro-batches
         chain = self.chain = chain_of(run)
         self.parts = parts_of(run.model, run.blocks)
         self.parts.chain = chain
@@ -98,7 +90,6 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
         self.begun = 0.0
         own = self.weights.one_of_them()
         self.like = own.new_empty(0)  # fake where weights are fake; the weight itself may belong to TensorParallel
-        self.total: Tensor | None = None  # the sum of the losses that ended here, until it is taken
         self.clock = StepClock(link.same_machine)
         link.open_mailboxes()
 
@@ -113,58 +104,17 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
             except PartComputed:
                 return CutValues(self.walk.result())
 
+    @abstractmethod
     def gradients(self, now: Run, batch: Batch) -> Tensor:
-        for _ in self.passes(now, batch):
-            pass
-        self.wait_for_sends()
-        self.norms.play()
-        if now.last:
-            add_up_shared(now.held.shared)
-        total = self.taken_total().float().reshape(1)
-        self.link.sum(total).wait()
-        self.clock.note(self.spans)
-        return total[0].clone()
+        """This worker's part of a step; returns the loss of the whole batch."""
 
-    def passes(self, now: Run, batch: Batch) -> Iterator[Action]:
-        """This worker's part of a batch: yields every action, and does it when the next is requested. `taken_total` is
-        the loss then."""
-        device = next(self.run.model.parameters()).device
-        here = now.cuts.pieces(to_device(batch, device), min(self.pieces, now.cuts.count(batch)))
-        whole = float(now.cuts.weight(batch))
-        shares = [float(now.cuts.weight(piece)) / whole if whole else 0.0 for piece in here]
-        slices = [
-            replace(one, share=share * one.share)
-            for piece, share in zip(here, shares, strict=True)
-            for one in now.cuts.slices(now, piece)
-        ]
-        everybody = in_slices(self.orders(len(here)), len(slices) // len(here))
-        order, self.unread = everybody[self.link.rank], buffer_needed(everybody)
-        final = max(
-            (number for number, one in enumerate(order) if one.kind in (Kind.BACKWARD, Kind.WEIGHTS)), default=-1
-        )
-        total = torch.zeros((), device=device)
-        ended = (
-            not now.last or not self.weights.own_weights
-        )  # True: nobody waits for a backward that makes no gradients
-        self.spans = []
-        for number, action in enumerate(order):
-            yield action
-            part = replace(now, last=now.last and number == final)
-            self.begun, one = time.perf_counter(), slices[action.piece]
-            with one.within():
-                if action.kind is Kind.FORWARD:
-                    loss = self.forward_piece(part, one.batch, one.share, action)
-                    total = total if loss is None else total + loss
-                elif self.backward_piece(part, action):
-                    ended = ended or part.last
-        if not ended:  # the last action had nothing to do: its weights are frozen, or their gradients were made before
-            now.backward(now, torch.zeros((), device=device, requires_grad=True))
-        self.total = total
+    @abstractmethod
+    def drain(self) -> Sequence[Tensor]:
+        """Finish all micro-batches in flight; returns their losses."""
 
-    def taken_total(self) -> Tensor:
-        total, self.total = self.total, None
-        assert total is not None, "all actions of a batch are done"
-        return total
+    @abstractmethod
+    def beside_gradients(self, action: Action) -> Mapping[int, Tensor]:
+        """What travels with the gradients of a backward, by its number among the values."""
 
     def forward_piece(self, now: Run, piece: Batch, share: float, action: Action) -> Tensor | None:
         """Run one micro-batch through one chunk; returns its loss if the model ends there."""
@@ -326,7 +276,8 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
         found = [one.grad if one.grad is not None else torch.zeros_like(one) for one in inputs]
         for one in inputs:
             one.grad = None
-        self.send(found, numbers, action, Kind.BACKWARD, action.chunk - 1)
+        beside = self.beside_gradients(action)
+        self.send([*found, *beside.values()], [*numbers, *beside], action, Kind.BACKWARD, action.chunk - 1)
 
     def takes(self, chunk: int) -> Sequence[Value]:
         return self.chain.crossing[self.ranges[chunk].start]
@@ -352,6 +303,7 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
 
     @property
     def weights_elsewhere(self) -> Mapping[str, StoredTensor]:
+        self.drain()  # weights of one version, on all workers
         return self.weights.tensors()
 
     def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:
@@ -369,11 +321,13 @@ class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
     @contextmanager
     def together(self) -> Iterator[None]:
         """While inside, all workers may call the model at the same time: each computes its part."""
+        self.drain()
         yield
 
     @contextmanager
     def usable(self) -> Iterator[None]:
         """While inside, all weights are here."""
+        self.drain()
         self.weights.gather()
         self.gathered = True
         try:

@@ -109,7 +109,7 @@ def test_the_optimizer_steps_pieces_only() -> None:
     own = [piece for group in run.optimizer.param_groups for piece in group["params"]]
     assert all(piece.dim() == 1 for piece in own)
     assert sum(piece.numel() for piece in own) == sum(unit.part for unit in sharding.units) - sum(
-        unit.size - unit.full for unit in sharding.units
+        unit.size - unit.bucket.full for unit in sharding.units
     ), "the last worker has the padding"
     assert 0 < sum(piece.numel() for piece in own) < before
 
