@@ -109,7 +109,7 @@ def run(words: list[str]) -> int:
         where = " (--run DIR says where a run is kept)" if command is not None and command.runs else ""
         return print_failure(error, MISTAKE, shown, f"{system_text(error)}{where}")
     except ImportError as error:
-        from shoestring.core.extras import install_hint
+        from shoestring.core.command_line.extras import install_hint
 
         hint = install_hint(error)
         return print_failure(error, MISTAKE if hint else FAULT, shown, f"{error}{hint}")

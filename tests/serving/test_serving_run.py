@@ -92,3 +92,17 @@ def test_memory_of_children_is_counted_and_shared_pages_once() -> None:
         for end in (ready, told, wait, go):
             os.close(end)
     assert child not in children(os.getpid()) and bytes_of_tree(child) == 0 and children(child) == []
+
+
+def test_another_target_in_the_same_folder_is_told(tmp_path: Path) -> None:
+    """It is planned again, as it was asked for; the earlier target is not forgotten silently."""
+    told: list[Event] = []
+    for p99 in ("50ms", "50ms", "80ms"):
+        asked = ServeOptions(p99=p99)
+        held = held_folder(ServedSource("digits"), asked, tmp_path / "run", fresh=False)
+        note(tmp_path / "run", Listening(url="http://127.0.0.1:1", model="digits", replicas=1, bytes=1))
+        session = Session(held, draw=lambda report: "")
+        ServingRun(session, ServedSource("digits"), asked, ListenOptions(), heard=told.append).begin()
+        held.lock.release()
+    (one,) = told
+    assert isinstance(one, Warned) and "latency changed" in one.text and "chosen anew" in one.text

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shoestring.show.page.figures import comparison
 
 from shoestring.core.figures import Figure
 from shoestring.planning.quantities import MEASURABLE
@@ -20,6 +19,7 @@ from shoestring.runs.reports.report_json import report_json
 from shoestring.show.page import content, page
 from shoestring.show.page.live import live
 from shoestring.show.page.overview import curves, overview, summary
+from shoestring.show.page.sections.figures import comparison
 from shoestring.show.page.sections.standing import divergence_text, standing
 from tests.show.made_reports import made_report
 from tests.show.made_runs import add, append, made_run, step_fields
