@@ -91,7 +91,7 @@ def without_a_step(folder: Path) -> bool:
     history = History().read(folder)
     if (
         history.steps
-        or any(isinstance(event, Finished) for event in history.others)
+        or any(isinstance(event, Finished) or event.claims for event in history.others)
         or any(history.told.values())
         or history.saved
         or history.damaged
