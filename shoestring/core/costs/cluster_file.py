@@ -8,8 +8,6 @@ table.
 from __future__ import annotations
 
 import json
-import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +16,14 @@ from typing import Any
 from shoestring.core.command_line.suggest import did_you_mean
 from shoestring.core.errors import Mistake
 from shoestring.core.files.regular import read_regular
+from shoestring.core.files.untrusted_json import parse_json
 from shoestring.core.units import parse_bytes
 
 EXAMPLE = """{"name": "8 x A100", "device": "cuda", "memory": "80GiB", "flops": 1.2e14, "bandwidth": "1.5TB", "devices": 8,
  "link": "250GB", "latency": 1e-5, "network": "25GB", "network_latency": 3e-5, "base": "1GiB"}"""
 DEVICES = ("cpu", "cuda")
-MOST = 10**9  # of anything that is counted
+LARGEST = 1e30  # no figure of a cluster is as large,
+MOST = 10**9  # and nothing that is counted
 PRECISIONS = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}  # bytes of a number in a matrix product
 
 
@@ -58,11 +58,11 @@ class InvalidValue(Exception):
     """An impossible value; the text says what it must be."""
 
 
-def number(value: Any, least: float = 0.0, most: float = math.inf, strictly: bool = True) -> float:
+def number(value: Any, least: float = 0.0, most: float = LARGEST, strictly: bool = True) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidValue("a number")
-    if not (value > least if strictly else value >= least) or value > min(most, sys.float_info.max):
-        limit = f" and at most {most:g}" if most < math.inf else ""
+    if not (value > least if strictly else value >= least) or not value <= most:
+        limit = f" and at most {most:g}" if most < LARGEST or value > most else ""
         raise InvalidValue(f"a number {'more than' if strictly else 'of at least'} {least:g}{limit}")
     return float(value)
 
@@ -154,7 +154,7 @@ NEEDED = ("memory", "flops", "bandwidth", "devices", "link", "latency", "network
 def read_cluster(path: Path) -> Description:
     """The description in a file; errors say what a value must be."""
     try:
-        told = json.loads(read_regular(path), object_pairs_hook=once, parse_constant=float)
+        told = parse_json(read_regular(path), object_pairs_hook=once, parse_constant=float)
     except FileNotFoundError:
         raise Mistake(f"there is no {path}: describe the cluster in a file such as {EXAMPLE}") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -173,7 +173,7 @@ def read_cluster(path: Path) -> Description:
         try:
             found[name] = KEYS[name](value)
         except InvalidValue as error:
-            raise Mistake(f"{path} says {name} {json.dumps(value)}: it must be {error}") from None
+            raise Mistake(f"{path} says {name} {json.dumps(value)[:80]}: it must be {error}") from None
     described = Description(**found)
     if described.sending > described.processors:
         raise Mistake(

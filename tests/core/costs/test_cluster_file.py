@@ -75,6 +75,8 @@ def test_a_description_that_is_not_whole_is_refused_by_name(tmp_path: Path) -> N
         ("efficiency", {"bf16": 70}, "and at most 1"),
         ("attention", 0, "it must be a number more than 0 and at most 1"),
         ("processors", "108", "it must be a whole number"),
+        ("devices", 10**400, "it must be a whole number of at least 1 and at most"),
+        ("flops", 10**400, "it must be a number more than 0 and at most 1e+30"),
         ("sending", 109, "says sending 109 of 108 processors"),
         *((key, 10**400, f"says {key} 1000") for key in sorted(KEYS.keys() - {"name", "device"})),
         *((key, {"a": 1}, f'says {key} {{"a": 1}}: it must be') for key in KEYS),
