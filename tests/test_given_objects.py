@@ -16,6 +16,7 @@ import shoestring
 from shoestring import Job, Mistake
 from shoestring.data.feed import Feed
 from shoestring.data.samplers import Shuffled
+from shoestring.federated.devices.local_steps import job_for_devices
 from shoestring.training.memory.accumulate import Accumulate
 
 
@@ -231,3 +232,10 @@ def test_given_data_that_differ_from_round_to_round_are_refused_before_planning(
     with pytest.raises(Mistake, match="data in the Job is a Moving that gives other batches when it is read again"):
         shoestring.plan(made(Moving()), use=[])
     assert Feed(made(Moving)).steps_in_all == 7  # a function that makes it is fine
+
+
+def test_a_schedule_of_devices_is_not_asked_whether_it_is_true() -> None:
+    own, of_job = Called(None), Called(None)
+    made = Job(model=Called(None), data=None, schedule=of_job)
+    assert job_for_devices(made).local.schedule is of_job
+    assert job_for_devices(replace(made, local=replace(made.local, schedule=own))).local.schedule is own

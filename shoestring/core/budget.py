@@ -1,7 +1,8 @@
 """The budget: the limits that the user sets. Parsed in one place, and checked in one place, against figures.
 
-A limit belongs to one figure by name; a figure that is not predicted is not limited. The check is the same whatever a
-room limits (bytes that a phone uploads, the latency of an answer).
+A limit belongs to one figure by name. The check is the same whatever a room limits (bytes that a phone uploads, the
+latency of an answer). A figure that is not known breaks no limit, so the planner refuses limits on figures that a cost
+lacks.
 """
 
 from __future__ import annotations
@@ -67,6 +68,14 @@ class Budget:
         return [
             BrokenLimit(limit, value) for limit, value in found if value is not None and not limit.keeps(value, slack)
         ]
+
+    def unknown_limits(self, numbers: Mapping[str, float | None]) -> list[Limit]:
+        """The limits on figures that these lack, which nobody can check.
+
+        >>> [one.name for one in Budget(memory=1000, latency=0.1).unknown_limits({"process_bytes": 1500})]
+        ['latency']
+        """
+        return [limit for limit in self.limits() if numbers.get(limit.figure) is None]
 
     def share_used(self, numbers: Mapping[str, float | None]) -> float:
         """The largest fraction of a limit that these figures use; above 1 a limit is broken.

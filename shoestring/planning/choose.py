@@ -59,6 +59,10 @@ class Chooser(Generic[T, C, P]):
         everything = list(self.candidates(levels[-1]))
         if not everything:
             raise Mistake(self.room.why_none(self.cost))
+        limited = [one for one in everything if not budget.unknown_limits(one.numbers())]
+        if not limited:
+            raise Mistake(unknown_text(budget, everything[0]))
+        everything = limited
         for level in tiers(everything, levels):
             found = [one for one in everything if one.exactness <= level]
             ranked = best_first(found, budget, self.room.objective.name, self.again(earlier, level), self.room.idle)
@@ -377,6 +381,14 @@ def conflict(room: Room[T, Any, Any], techniques: Iterable[T]) -> str:
     return next(filter(None, (room.clash(one, other) for one, other in combinations(techniques, 2))), "")
 
 
+def unknown_text(budget: Budget, one: HasNumbers) -> str:
+    """Why a budget can't be kept where costs lack figures for its limits."""
+    lacking = " and ".join(f"{limit.name} ({limit.figure})" for limit in budget.unknown_limits(one.numbers()))
+    return (
+        f"nothing here has a figure for the limit on {lacking}, so nobody could tell whether it is kept: leave it out"
+    )
+
+
 def too_much(room: Room[Any, Any, Any], plan: Plan[Any, Any], budget: Budget) -> str:
     """By how much a plan breaks the budget, as text."""
     return " and ".join(
@@ -399,7 +411,10 @@ def best_or_asked(
         return chooser.best(budget, levels, plain, known=(plain,))
     if reason := conflict(room, techniques):
         raise Mistake(f"{techniques_text(techniques)} can't be combined: {reason}")
-    chosen = room.confirm(requested_candidate(techniques, chooser.cost))
+    one = requested_candidate(techniques, chooser.cost)
+    if budget.unknown_limits(one.numbers()):
+        raise Mistake(unknown_text(budget, one))
+    chosen = room.confirm(one)
     if broken := budget.broken_limits(chosen.numbers()):
         raise OverBudget(
             f"{chosen} does not keep the budget: {'; '.join(map(str, broken))}; leave --use out to let shoestring choose",

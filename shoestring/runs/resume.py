@@ -72,6 +72,7 @@ class OpenedRun:
     lock: Lock
     request: Request  # the present request, completed by the earlier one
     changed: bool  # the request differs from the folder's: plan again
+    adopted: tuple[str, ...] = ()  # by what it differs from that of the run that it continues
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def without_a_step(folder: Path) -> bool:
     history = History().read(folder)
     if (
         history.steps
-        or any(isinstance(event, Finished) for event in history.others)
+        or any(isinstance(event, Finished) or event.claims for event in history.others)
         or any(history.told.values())
         or history.saved
         or history.damaged
@@ -262,4 +263,4 @@ def continue_run(
     folder.begin(request, source)
     keep_modules(folder, {**modules_on_path(modules, beside), **made.modules})
     note(path, Adopted(tuple(found)))
-    return OpenedRun(folder, lock, request, True)
+    return OpenedRun(folder, lock, request, True, tuple(found))

@@ -14,6 +14,7 @@ class Listening(Event):
     """The server answers."""
 
     kind: ClassVar[str] = "listening"
+    claims: ClassVar[bool] = True  # what was served then stays in the run, whatever is asked for next
     url: str  # without its token
     model: str
     replicas: int

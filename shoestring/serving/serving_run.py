@@ -42,7 +42,8 @@ BUSY = 0.3  # share of the time without a core while measuring, above which the 
 
 
 def held_folder(source: ServedSource, asked: ServeOptions, run: str | Path | None, fresh: bool) -> OpenedRun:
-    """The folder of a server, locked: a new one, or the one that is there if the same is asked for."""
+    """The folder of a server, locked: a new one, or the one that is there. A server has nothing to lose, so another
+    request is served from there too, and told."""
     file = Path(job_path(source.job) if source.job else source.path)
     file = file if file.is_file() else file / "job.py"
     content = file.read_bytes() if file.is_file() else b""
@@ -80,6 +81,8 @@ class ServingRun(Execution[ServingPlan, ServingResult]):
         return self.session.folder.path
 
     def begin(self) -> None:
+        if adopted := self.session.held.adopted:
+            self.heard(Warned(f"{'; '.join(adopted)}: the model is measured and its server chosen anew"))
         note(self.folder, Planning())
 
     def read_plan(self, file: Mapping[str, Any]) -> ServingPlan:

@@ -15,7 +15,7 @@ from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
 from shoestring.core.technique import Technique, applied
-from shoestring.planning.choose import Chooser, candidates, requested_candidate
+from shoestring.planning.choose import Chooser, best_or_asked, candidates, requested_candidate
 from shoestring.planning.plan import Plan
 from shoestring.planning.room import Candidate, Room
 
@@ -189,3 +189,11 @@ def test_thousands_of_candidates_are_enumerated_lazily_each_from_the_one_it_exte
 def test_the_chooser_needs_no_torch() -> None:
     code = "import sys, shoestring.planning.choose, shoestring.planning.quantities; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("techniques", [None, (Drop(),)])
+def test_a_limit_that_no_cost_has_a_figure_for_is_refused(techniques: tuple[Drop, ...] | None) -> None:
+    """Nobody could tell whether it is kept, and it was taken for kept."""
+    with pytest.raises(Mistake, match=r"no.* figure for the limit on latency \(latency_seconds\)"):
+        best_or_asked(Chooser(Shelf(), Bulk(1000)), Budget(size=600, latency=0.1), PLAIN, techniques)
+    assert best_or_asked(Chooser(Shelf(), Bulk(1000)), Budget(size=600), PLAIN, techniques).chosen.techniques

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from math import inf
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoestring.serving.events import Served
+from shoestring.runs.events.event import Event, Warned
+from shoestring.runs.events.event_log import note
+from shoestring.runs.session import Session
+from shoestring.serving.events import Listening, Served
+from shoestring.serving.loading import ServedSource
 from shoestring.serving.measuring.service_time import ServiceTime, terms_of
-from shoestring.serving.options import ListenOptions
+from shoestring.serving.options import ListenOptions, ServeOptions
 from shoestring.serving.replicas.happenings import (
     BatchComputed,
     Happening,
@@ -21,7 +26,16 @@ from shoestring.serving.replicas.happenings import (
     ReplicaDied,
     ServedFigures,
 )
-from shoestring.serving.serving_run import affine, bytes_of_tree, children, config_of, process_change_text, served_event
+from shoestring.serving.serving_run import (
+    ServingRun,
+    affine,
+    bytes_of_tree,
+    children,
+    config_of,
+    held_folder,
+    process_change_text,
+    served_event,
+)
 
 SECONDS = st.floats(0.0, 0.1)
 
@@ -92,3 +106,18 @@ def test_memory_of_children_is_counted_and_shared_pages_once() -> None:
         for end in (ready, told, wait, go):
             os.close(end)
     assert child not in children(os.getpid()) and bytes_of_tree(child) == 0 and children(child) == []
+
+
+def test_another_target_in_the_same_folder_is_told(tmp_path: Path) -> None:
+    """It is planned again, as it was asked for; the earlier target is not forgotten silently."""
+    (tmp_path / "job.py").write_text("def job(): ...")
+    told, source = list[Event](), ServedSource(str(tmp_path / "job.py"))
+    for p99 in ("50ms", "50ms", "80ms"):
+        asked = ServeOptions(p99=p99)
+        held = held_folder(source, asked, tmp_path / "run", fresh=False)
+        note(tmp_path / "run", Listening(url="http://127.0.0.1:1", model="digits", replicas=1, bytes=1))
+        session = Session(held, draw=lambda report: "")
+        ServingRun(session, source, asked, ListenOptions(), heard=told.append).begin()
+        held.lock.release()
+    (one,) = told
+    assert isinstance(one, Warned) and "latency changed" in one.text and "chosen anew" in one.text

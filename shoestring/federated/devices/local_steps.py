@@ -23,10 +23,8 @@ def job_for_devices(job: Job) -> Job:
     """The job with the optimizer, clip and schedule that devices use filled into its Local."""
     local = job.local
     optimizer = job.optimizer if uses_job_optimizer(job) else local.optimizer
-    return replace(
-        job,
-        local=replace(local, optimizer=optimizer, clip=local.clip or job.clip, schedule=local.schedule or job.schedule),
-    )
+    schedule = job.schedule if local.schedule is None else local.schedule  # objects of the user's: not asked `or`
+    return replace(job, local=replace(local, optimizer=optimizer, clip=local.clip or job.clip, schedule=schedule))
 
 
 def uses_job_optimizer(job: Job) -> bool:

@@ -26,6 +26,7 @@ class Event:
     """The base class of all kinds."""
 
     kind: ClassVar[str]
+    claims: ClassVar[bool] = False  # whether a run with it has something to lose, although it has no step
     time: float = field(default=0.0, kw_only=True)  # seconds since 1970; set when the event is written
 
     def sentence(self) -> str:
