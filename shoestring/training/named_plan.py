@@ -22,6 +22,7 @@ from shoestring.planning.plan import Outcome, Plan, techniques_text
 from shoestring.processes.task import Worker
 from shoestring.training.admission import check_together, is_same_job
 from shoestring.training.catalogue import CATALOGUE
+from shoestring.training.evidence.as_found import as_found
 from shoestring.training.plan import TrainingOutcome, TrainingPlan
 from shoestring.training.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
@@ -54,7 +55,8 @@ def check_named(
         here=here or devices,
         kept=kept,
     )
-    return planner.check_named(techniques).exactness
+    with as_found(job):
+        return planner.check_named(techniques).exactness
 
 
 def unchecked_techniques(plan: TrainingPlan | TrainingOutcome, job: Job) -> tuple[Technique, ...]:

@@ -20,6 +20,7 @@ from shoestring.core.errors import Mistake, reason_text
 from shoestring.core.job import Job
 from shoestring.core.mesh import Mesh, on_one_axis
 from shoestring.core.run import Run
+from shoestring.training.evidence.as_found import as_found
 from shoestring.training.evidence.pieces import (
     FEW,
     ROUNDS,
@@ -86,11 +87,13 @@ def run_passes_in_stages(
         model.zero_grad(set_to_none=True)
         return build_run(replace(job, mesh=mesh), (technique,), model)  # which frees other stages' weights
 
-    line, losses = technique.line(run_of), []
-    for _ in range(ROUNDS):
-        random_state.seed(job.seed)
-        with ConstantDraws():
-            losses.append(line.gradients(batch))
+    losses = []
+    with as_found(job):
+        line = technique.line(run_of)
+        for _ in range(ROUNDS):
+            random_state.seed(job.seed)
+            with ConstantDraws():
+                losses.append(line.gradients(batch))
     return PassOutputs(
         losses, sum(map(abs, losses)) / ROUNDS, line.weight_gradients(), line.weights(), line.buffers(), ""
     )
