@@ -144,6 +144,11 @@ def tensors_in(roots: Iterable[object]) -> Iterator[Tensor]:
     >>> list(tensors_in([lambda held=held: held]))
     [tensor([0., 0.])]
     """
+    return (one for one in objects_in(roots) if issubclass(type(one), Tensor))
+
+
+def objects_in(roots: Iterable[object], closed: Callable[[Any], bool] = lambda one: False) -> Iterator[Any]:
+    """Every object that can be reached from others and may belong to a job, once; nothing that is `closed`."""
     first = list(roots)
     given = set(map(id, first))  # our own functions lead to the whole run, so they are followed only if they were given
     stack: list[Any] = [first]
@@ -154,8 +159,9 @@ def tensors_in(roots: Iterable[object]) -> Iterator[Tensor]:
             if kind in ATOMS or id(one) in seen:
                 continue
             seen.add(id(one))
-            if issubclass(kind, Tensor):
-                yield one
+            if closed(one):
+                continue
+            yield one
             if kind in (Tensor, nn.Parameter) and one.is_leaf:  # the collector does not know of gradients
                 stack.append([one.grad])
             if not issubclass(kind, (*CLOSED, FakeTensor)):

@@ -32,6 +32,7 @@ from shoestring.runs.options import RunOptions
 from shoestring.runs.reports.report import Report
 from shoestring.runs.weights.initial_weights import fill_weights
 from shoestring.show.terminal import PIPE, Screen
+from shoestring.training.evidence.as_found import as_found
 from shoestring.training.evidence.rehearsals import Tell, silent
 from shoestring.training.execution.job_planning import plan_job, workers
 from shoestring.training.execution.scripts.script_group import group_of
@@ -336,7 +337,8 @@ def verify(
         for techniques in ((), techniques_for(made, plan, None, worker_of(made, None))):
             random_state.seed(made.seed)
             model = fill_weights(made.model(), made)
-            for _ in steps_here(short, techniques, model):
-                pass
+            with as_found(made):
+                for _ in steps_here(short, techniques, model):
+                    pass
             states.append(model.state_dict())
         return compare_weights(*states)

@@ -23,6 +23,7 @@ from shoestring.data.feed import looking
 from shoestring.data.lengths import planned_batches
 from shoestring.measure.process import memory_free
 from shoestring.processes.task import Worker
+from shoestring.training.evidence.as_found import as_found
 from shoestring.training.evidence.rehearsals import COPIES, NoRoom
 from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
@@ -100,7 +101,7 @@ class PlainOnly:
                 raise JobFailed(f"{error}; {self.doubt}" if self.doubt else str(error)) from error
         if isinstance(self.error, NoRoom) or blame_for(self.error).ours:
             return None
-        with random_state.fork_rng():
+        with random_state.fork_rng(), as_found(self.job):
             random_state.seed(self.job.seed)
             model = self.model_to_try()
             if model is not None:

@@ -28,6 +28,7 @@ from shoestring.planning.plan import techniques_text
 from shoestring.processes.standstill import NoAnswer
 from shoestring.processes.task import R, Task, Worker
 from shoestring.training.catalogue import close_environment
+from shoestring.training.evidence.as_found import as_found
 from shoestring.training.evidence.rehearse import rehearse, track
 from shoestring.training.evidence.step import half_log, mesh_of_largest, traits_of
 from shoestring.training.evidence.tasks import Position, RehearseTask, specs_of
@@ -174,7 +175,7 @@ class Rehearsals:
 
     def log_here(self, job: Job, techniques: tuple[Technique, ...]) -> Log:
         """The log of real steps in this process, of a copy of the model; refused if that might not fit."""
-        with random_state.fork_rng():
+        with random_state.fork_rng(), as_found(job):
             if COPIES * self.weights() > memory_free():
                 raise NoRoom(
                     f"the model can't be planned on fake tensors ({self.guessed}), and this process has no room to try it: write "

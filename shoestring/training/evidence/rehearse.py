@@ -38,6 +38,7 @@ from shoestring.measure.fake import Stage
 from shoestring.measure.holdings import Holders, nothing
 from shoestring.measure.tracker import Log, Tracker, watch_run
 from shoestring.training.catalogue import CATALOGUE
+from shoestring.training.evidence.as_found import as_found
 from shoestring.training.evidence.held_out import rehearse_validation
 from shoestring.training.loop import steps
 from shoestring.training.memory.recompute.block_state import generators_of
@@ -71,7 +72,7 @@ def run_rehearsal(
 ) -> tuple[Log, bool]:
     stage = Stage()
     stage.faithful = faithful
-    with random_state.fork_rng():
+    with random_state.fork_rng(), as_found(job):
         random_state.seed(job.seed)
         actor = stage.copy(model) if model is not None else stage.model(job.model)
         random_state.seed(job.seed)

@@ -28,6 +28,7 @@ from shoestring.processes.launch import run_worker
 from shoestring.processes.nodes import Team
 from shoestring.processes.task import R, Task, Worker
 from shoestring.training.catalogue import CATALOGUE, TOGETHER
+from shoestring.training.evidence.as_found import as_found
 from shoestring.training.evidence.duration import expected_seconds, remember_seconds
 from shoestring.training.evidence.earlier import chosen_earlier, place_of, remember_choice
 from shoestring.training.evidence.plain_only import is_an_answer
@@ -100,7 +101,8 @@ def plan_job(
     )
     planner.kept = kept
     try:
-        outcome = choose(planner, budget, forced)
+        with as_found(made):
+            outcome = choose(planner, budget, forced)
     except Exception as error:
         if kept is None or not kept.used or is_an_answer(error):
             raise

@@ -21,6 +21,7 @@ from shoestring.planning.answers import MeasuredAnswers
 from shoestring.planning.plan import Outcome, Plan, techniques_text
 from shoestring.processes.task import Worker
 from shoestring.training.catalogue import CATALOGUE
+from shoestring.training.evidence.as_found import as_found
 from shoestring.training.planning.admission import check_together, is_same_job
 from shoestring.training.planning.plan import TrainingOutcome, TrainingPlan
 from shoestring.training.planning.planner import Planner
@@ -54,7 +55,8 @@ def check_named(
         here=here or devices,
         kept=kept,
     )
-    return planner.check_named(techniques).exactness
+    with as_found(job):
+        return planner.check_named(techniques).exactness
 
 
 def unchecked_techniques(plan: TrainingPlan | TrainingOutcome, job: Job) -> tuple[Technique, ...]:

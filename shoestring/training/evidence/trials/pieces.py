@@ -35,6 +35,7 @@ from shoestring.core.running import random_state
 from shoestring.core.running.run import weighted_loss
 from shoestring.core.workers.mesh import on_one_axis
 from shoestring.measure.tracker import really_draws
+from shoestring.training.evidence.as_found import as_found
 from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.evidence.step import first_batch
 from shoestring.training.memory.recompute.fingerprint import fingerprint, matches
@@ -164,6 +165,14 @@ def run_passes(
     job: Job, techniques: Iterable[Technique], model: nn.Module, pieces: list[tuple[Batch, float]]
 ) -> PassOutputs:
     """Losses, gradients and state after a few passes over the micro-batches, without an update."""
+    with as_found(job):
+        return run_passes_and_change(job, techniques, model, pieces)
+
+
+def run_passes_and_change(
+    job: Job, techniques: Iterable[Technique], model: nn.Module, pieces: list[tuple[Batch, float]]
+) -> PassOutputs:
+    """The same; what the job's functions keep is changed."""
     model.zero_grad(set_to_none=True)
     run = build_run(job, techniques, model)
     state = [(value, fingerprint(value)) for value in (*model.parameters(), *model.buffers())]

@@ -20,6 +20,7 @@ from shoestring.core.job import Job
 from shoestring.core.running import random_state
 from shoestring.core.running.run import Run
 from shoestring.core.workers.mesh import Mesh, on_one_axis
+from shoestring.training.evidence.as_found import as_found
 from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.evidence.step import first_batch
 from shoestring.training.evidence.tasks import StagesResult
@@ -86,11 +87,13 @@ def run_passes_in_stages(
         model.zero_grad(set_to_none=True)
         return build_run(replace(job, mesh=mesh), (technique,), model)  # which frees other stages' weights
 
-    line, losses = technique.line(run_of), []
-    for _ in range(ROUNDS):
-        random_state.seed(job.seed)
-        with ConstantDraws():
-            losses.append(line.gradients(batch))
+    losses = []
+    with as_found(job):
+        line = technique.line(run_of)
+        for _ in range(ROUNDS):
+            random_state.seed(job.seed)
+            with ConstantDraws():
+                losses.append(line.gradients(batch))
     return PassOutputs(
         losses, sum(map(abs, losses)) / ROUNDS, line.weight_gradients(), line.weights(), line.buffers(), ""
     )

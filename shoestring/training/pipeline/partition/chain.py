@@ -310,13 +310,20 @@ def chain_of(run: Run, batch: Batch | None = None) -> Chain:
 
 
 def check_hooks(run: Run) -> None:
-    """Refuse backward hooks on modules that span stages: one worker computes each module's backward."""
+    """Refuse backward hooks on modules that span stages, because no worker computes all of their backward, and on
+    blocks themselves: torch runs a module's hooks around its forward, also at workers that compute nothing there."""
+    blocks = set(map(id, run.blocks.values()))
     within = {id(part) for block in run.blocks.values() for part in block.modules() if part is not block}
     for name, module in run.model.named_modules():
         if id(module) not in within and has_backward_hooks(module):
+            why = (
+                "it is a block, which all workers call and one computes"
+                if id(module) in blocks
+                else "no worker runs all of its backward"
+            )
             raise Mistake(
-                f"the model can't be cut into stages: {name or 'the model'} has a backward hook, but no worker runs all of "
-                f"its backward; put it on a module inside of a block"
+                f"the model can't be cut into stages: {name or 'the model'} has a backward hook, but {why}; put it on a "
+                f"module inside of a block"
             )
 
 
