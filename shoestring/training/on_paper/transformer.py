@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from shoestring.core.errors import Mistake
-from shoestring.core.files.untrusted_json import parse_json
 from shoestring.core.files.regular import read_regular
+from shoestring.core.files.untrusted_json import parse_json
 
 MOST = 1 << 40  # no number of a transformer is as large
 EXAMPLE = '{"hidden": 12288, "layers": 96, "heads": 96, "vocabulary": 51200, "sequence": 2048}'
