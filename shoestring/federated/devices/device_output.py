@@ -95,7 +95,7 @@ def user_interrupts() -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         try:
-            handlers[number](number, frame)
+            handlers[signal.Signals(number)](number, frame)
         except KeyboardInterrupt as error:
             raise UserInterrupt(*error.args) from None
 
