@@ -16,7 +16,7 @@ from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_t
 from torch import Tensor, nn
 
 from shoestring.compression.onnx.check import session
-from shoestring.compression.onnx.export import LARGEST, reason
+from shoestring.compression.onnx.trace import LARGEST, reason
 from shoestring.core.errors import Mistake
 from shoestring.core.files.regular import regular
 from shoestring.core.model.named_outputs import NamedOutputs

@@ -57,6 +57,7 @@ class EarlyExit(Restructure):
     )
     measure: str = "probability"  # of confidence: probability, entropy or margin
     steps: int = 200  # training steps of the heads
+    saves_bytes: ClassVar[bool] = False
     why: ClassVar[str] = "samples that are easy leave after some blocks"
     order: ClassVar[int] = STRUCTURE + 5  # applied to a model that was pruned already
 

@@ -23,7 +23,7 @@ EXAMPLE = """{"name": "8 x A100", "device": "cuda", "memory": "80GiB", "flops": 
  "link": "250GB", "latency": 1e-5, "network": "25GB", "network_latency": 3e-5, "base": "1GiB"}"""
 DEVICES = ("cpu", "cuda")
 LARGEST = 1e30  # no figure of a cluster is as large,
-MOST = 1 << 40  # and no number of its devices
+MOST = 10**9  # and nothing that is counted
 PRECISIONS = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}  # bytes of a number in a matrix product
 
 
@@ -77,7 +77,7 @@ def share(value: Any) -> float:
 
 def whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-        raise InvalidValue(f"a whole number of at least 1 and at most {MOST}")
+        raise InvalidValue(f"a whole number of at least 1 and at most {MOST:,}")
     return value
 
 
@@ -102,8 +102,8 @@ def rate(value: Any) -> float:
 
 
 def text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidValue("text")
+    if not isinstance(value, str) or not value.isprintable():
+        raise InvalidValue("text of one line")
     return value
 
 
@@ -157,7 +157,7 @@ def read_cluster(path: Path) -> Description:
         told = parse_json(read_regular(path), object_pairs_hook=once, parse_constant=float)
     except FileNotFoundError:
         raise Mistake(f"there is no {path}: describe the cluster in a file such as {EXAMPLE}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Mistake(f"{path} does not describe a cluster ({error}): write a file such as {EXAMPLE}") from error
     if not isinstance(told, dict):
         raise Mistake(f"{path} does not describe a cluster: write a file such as {EXAMPLE}")
