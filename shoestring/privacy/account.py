@@ -28,7 +28,8 @@ DIGITS = 4  # significant digits of a noise multiplier
 # Limits of what is computed; a promise beyond them is none, and its distribution would need gigabytes
 FAINT = 0.1  # a smaller noise multiplier: the epsilon of one round alone may be above 80
 FAR = 2e5  # sum of rounds / (2 multiplier^2), the mean privacy loss if everybody takes part
-LARGE = 1000.0  # a larger epsilon is not computed on a finer grid
+LONG = 2e4  # a larger sum is only computed on the coarse grid, whose epsilon is then off by less than 1e-4 of it,
+LARGE = 1000.0  # as is a larger epsilon
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,15 @@ def epsilon_spent(events: Iterable[tuple[SampledGaussian, int]], delta: float, i
 def composed_epsilon(events: Events, delta: float, interval: float) -> float:
     if not events:
         return 0.0
-    if (
-        min(kind.multiplier for kind, _ in events) < FAINT
-        or sum(count / (2 * kind.multiplier**2) for kind, count in events) > FAR
-    ):
+    least, mean = (
+        min(kind.multiplier for kind, _ in events),
+        sum(count / (2 * kind.multiplier**2) for kind, count in events),
+    )
+    if least < FAINT or mean > FAR:
         return inf
-    if interval < QUICK and (quick := composed_epsilon(events, delta, QUICK)) > LARGE:
-        return quick
+    interval = max(interval, QUICK if least < LEAST else EXACT, COARSE if mean > LONG else EXACT)
+    if interval < COARSE and (coarse := composed_epsilon(events, delta, COARSE)) > LARGE:
+        return coarse
     total = accounting_library().identity(value_discretization_interval=interval)
     for kind, count in events:
         total = total.compose(privacy_loss(kind, interval).self_compose(count))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from itertools import product
 
 import pytest
@@ -58,6 +59,17 @@ def test_the_quick_grid_errs_on_the_safe_side() -> None:
     for setting in FEW:
         exact, quick = epsilon_of(*setting), epsilon_of(*setting, QUICK)
         assert exact <= quick <= exact * 1.001 + 0.01
+
+
+@pytest.mark.parametrize("rate", [1.0, 1e-2, 1e-4])
+def test_an_epsilon_that_promises_little_takes_little_memory(rate: float) -> None:
+    epsilon_of(1.0, rate, 1, 1e-6)  # imports
+    tracemalloc.start()
+    try:
+        assert epsilon_of(0.1, rate, 4000, 1e-6) > 200
+        assert tracemalloc.get_traced_memory()[1] < 150e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_epsilon_after_every_round_is_looked_up_the_second_time() -> None:

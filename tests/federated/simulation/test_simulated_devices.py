@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -136,6 +137,24 @@ def test_a_process_that_is_killed_is_replaced_and_nothing_changes() -> None:
     finally:
         devices.close()
     assert torch.equal(second.server.weights, weights(toy(how=CHUNKED)))
+
+
+@pytest.mark.parametrize(("private", "told"), [({}, "the clients d"), ({"epsilon": 5.0, "delta": 1e-3}, "6 clients")])
+def test_a_process_that_always_dies_ends_it_and_names_no_device_of_a_private_run(
+    private: dict[str, float], told: str
+) -> None:
+    here = os.getpid()
+
+    def dies(model: Any, batch: Any) -> Any:
+        return model(batch[0]) if os.getpid() == here else os._exit(1)
+
+    given = toy(toy_job(forward=dies), how=MethodChoice("sequential", 6, ""), per_round=12, processes=2, **private)
+    devices = given.devices(given.plain)
+    try:
+        with pytest.raises(Mistake, match=f"the process that worked for {told}.* died"):
+            play(given.plain, given.server(given.plain), devices, given.population)
+    finally:
+        devices.close()
 
 
 def test_an_empty_client_is_named_and_the_round_goes_on() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import exp, inf, sqrt
+from math import exp, inf, log, sqrt
 
 import pytest
 import torch
@@ -264,6 +264,26 @@ def test_the_norm_follows_the_equation_of_andrew_et_al() -> None:
         assert float(server.state[NORM]) == pytest.approx(norm)
         norm *= exp(-0.3 * (share - 0.7))
         assert float(server.state["AdaptiveClip.norm"]) == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("norm", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_clipping_norm_that_can_not_be_is_refused_where_a_checkpoint_says_it(norm: float) -> None:
+    made = MadeUp(rows(4), (AdaptiveClip(start=2.0), GaussianNoise(1.0)))
+    server = made.parts.initial(made.server())
+    server = replace(server, state={**server.state, "AdaptiveClip.norm": torch.tensor(norm, dtype=torch.float64)})
+    with pytest.raises(Mistake, match=r"AdaptiveClip.norm=.* in the checkpoint: .* give a finite number above 0"):
+        played(made, 4, server)
+
+
+def test_noise_of_the_count_has_the_stated_deviation() -> None:
+    made = MadeUp(rows(8), (AdaptiveClip(start=2.0, rate=1.0, noise=0.25),), SYSTEM)
+    server = made.parts.initial(made.server())
+    inside = sum(float(row.norm()) <= 2.0 for row in made.rows.values())
+    found = [played(made, 8, server).server.state for _ in range(300)]
+    drawn = torch.tensor([8 * (0.5 - log(float(one["AdaptiveClip.norm"]) / 2.0)) for one in found])
+    stated = float(found[0]["AdaptiveClip.counted"])
+    assert stated == 2.0 and float(drawn.mean()) == pytest.approx(inside, abs=0.6)
+    assert float(drawn.std()) == pytest.approx(stated, rel=0.25)
 
 
 @pytest.mark.parametrize("start", [0.01, 1000.0])
