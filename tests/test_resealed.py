@@ -22,6 +22,7 @@ from shoestring import Job, Mistake
 from shoestring.compression.command import report_written
 from shoestring.compression.loading.source import open_source
 from shoestring.core.command_line.command import Call
+from shoestring.core.costs.cluster_file import read_cluster
 from shoestring.core.files.seal import seal
 from shoestring.core.running.run import plain_run
 from shoestring.data.feed import Feed
@@ -52,6 +53,7 @@ from shoestring.show.run_end import report_finished
 from shoestring.training.execution.snapshot import PARTS, restore
 from shoestring.training.execution.tasks import DoctorTask, TrainTask
 from shoestring.training.loop import steps
+from shoestring.training.on_paper.transformer import read_transformer
 from shoestring.training.planning.plan import TrainingDetails, load_plan, plan_in, training_plan
 from tests.mutations import places, variants, with_value
 
@@ -374,6 +376,23 @@ def test_the_aliases_of_a_checkpoint_and_its_header(room: Room, tmp_path: Path) 
         with told(one):
             if not damage(checkpoint, PARTS):
                 export_weights(checkpoint, tmp_path / str(number))
+
+
+def test_files_that_would_take_gigabytes_once_they_are_read(tmp_path: Path) -> None:
+    text = b'{"modules": [%b[]]}' % (b"[]," * (5 << 20))  # an empty list takes some eighty bytes of memory
+    for name, read in {
+        "modules.json": Folder(tmp_path).read,
+        "cluster.json": lambda name: read_cluster(tmp_path / name),
+        "model.json": lambda name: read_transformer(tmp_path / name),
+        "model.safetensors.index.json": lambda name: opened_weights([str(tmp_path / name)]),
+    }.items():
+        (tmp_path / name).write_bytes(text)
+        with pytest.raises(Mistake, match="its JSON has more than 8,388,608 values"):
+            read(name)
+        (tmp_path / name).unlink()
+        (tmp_path / name).symlink_to("/dev/zero")
+        with pytest.raises(Mistake, match="is a device, not a file"):
+            read(name)
 
 
 def test_tasks_and_messages(room: Room) -> None:

@@ -236,10 +236,11 @@ def int8(quick: bool) -> dict[str, Any]:
 
 def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bool], dict[str, Any]]:
     def part(quick: bool) -> dict[str, Any]:
+        from shoestring.compression.begin import begin_session
         from shoestring.compression.formats.packed_modules import decode_weights
         from shoestring.compression.healing import heal_session
         from shoestring.compression.loading.source import from_job
-        from shoestring.compression.session import CompressOptions, begin_session, loaded_model
+        from shoestring.compression.session import CompressOptions, loaded_model
         from shoestring.core.budget import Budget
 
         source = from_job(str(HERE / "minilm_job.py"), {})

@@ -48,7 +48,8 @@ def main(words: list[str] | None = None) -> None:
         "TORCH_CPP_LOG_LEVEL", "ERROR"
     )  # read when torch is imported: without it, garbage on its port prints C++ frames
     words = sys.argv[1:] if words is None else words
-    code = with_output(run(words), command_of(words))
+    only_shown = set(words) & {"-h", "--help", "--version"}
+    code = with_output(run(words), None if only_shown else command_of(words))
     leave_garbage()
     raise SystemExit(code)
 
@@ -96,6 +97,10 @@ def run(words: list[str]) -> int:
         return print_refusal(error, "--json" in words)
     except Mistake as error:
         return print_failure(error, MISTAKE, shown)
+    except SystemExit as end:  # argparse has shown the help or the version
+        if end.code:
+            raise
+        return DONE
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return STOPPED
@@ -103,6 +108,11 @@ def run(words: list[str]) -> int:
         command = command_of(words)
         where = " (--run DIR says where a run is kept)" if command is not None and command.runs else ""
         return print_failure(error, MISTAKE, shown, f"{system_text(error)}{where}")
+    except ImportError as error:
+        from shoestring.core.command_line.extras import install_hint
+
+        hint = install_hint(error)
+        return print_failure(error, MISTAKE if hint else FAULT, shown, f"{error}{hint}")
     except Exception as error:
         return print_failure(error, FAULT, shown)
 

@@ -151,6 +151,6 @@ def source_of(
     how = (
         job_file_entries(Path(origin.file), dict(origin.flags))
         if origin is not None
-        else {"job": None, "edits": [], "decoded": False}
+        else {"job": None, "edits": [], "decoded": 0}
     )
     return ModelSource(job, prepare_model(made), how, (), "model")

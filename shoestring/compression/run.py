@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shoestring.compression.arguments import CompressArguments
+from shoestring.compression.begin import begin_session, nearest_session
 from shoestring.compression.calibration.metric import parse_floor
 from shoestring.compression.healing import heal_session
 from shoestring.compression.loading.source import ModelSource
@@ -23,7 +24,7 @@ from shoestring.compression.onnx.sized import OnnxFile, onnx_file
 from shoestring.compression.report.compress_report import CompressReport
 from shoestring.compression.report.sections import compression_page
 from shoestring.compression.room import CompressOutcome, CompressPlan
-from shoestring.compression.session import CompressOptions, CompressSession, begin_session, nearest_session
+from shoestring.compression.session import CompressOptions, CompressSession
 from shoestring.compression.technique import CompressTechnique
 from shoestring.core.errors import OverBudget
 from shoestring.core.files.codec import Unreadable, finite_json, to_json

@@ -28,6 +28,7 @@ with WithoutGarbageCollection():  # this imports torch
     from shoestring.core.private import load_compiler
     from shoestring.core.user_code.blame import blame_for
     from shoestring.processes.messages import Answer, Cause, Failure, Message, Send, event_message, message_text
+    from shoestring.processes.standstill import answer_when_asked
     from shoestring.processes.streams import prepare_streams
     from shoestring.processes.task import JobTask, Task, read_task
     from shoestring.runs.events.event import Event, Failed
@@ -48,6 +49,7 @@ def perform_task(task: Task[Any], send: Send, link: Link | None = None) -> Any:
 
 def main() -> None:
     prepare_streams()
+    answer_when_asked()
     pipe = os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="utf-8")
     turn = threading.Lock()  # checkpoints are finished, and reported, by another thread
 

@@ -40,7 +40,6 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
     """
 
     saves_memory: ClassVar[bool] = False  # it is meant to save tensor memory: the user is warned if it saves none
-    speeds_up: ClassVar[bool] = False  # it makes steps faster, so it is useful even with plenty of memory
     splits_batch: ClassVar[bool] = False  # it computes a part of a batch at a time
     divides: ClassVar[StepDivision | None] = None  # None: it steps all weights at once
     folders: ClassVar[tuple[str, ...]] = ()  # knobs that name a folder; these are never taken from a plan file

@@ -120,7 +120,7 @@ def test_a_run_that_goes_on_has_the_same_time_left_in_terminal_and_page(
 
 def test_planning_says_what_it_does_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream := Terminal())
-    monkeypatch.setattr("shoestring.training.commands.progress.screen", lambda stream: Screen(60))
+    monkeypatch.setattr("shoestring.show.moving_line.screen", lambda stream: Screen(60))
     with telling(Call("train")) as doing:
         doing("timing a real step", 14.0)
         assert standing(stream.getvalue()) == ["planning, about 14 s: timing a real step …"]

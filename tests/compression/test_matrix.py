@@ -78,7 +78,7 @@ def costs_of_exits_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def studied(name: str, times: int = 1) -> tuple[ModelSource, CalibrationSamples, ModelCost]:
     job = job_of(name, times)
-    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": False}, (), name)
+    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": 0}, (), name)
     given = samples_of(job, 64)
     return source, given, plain_cost(source, given, Budget(), "cosine")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,10 @@ def load_state(model: nn.Module, path: Path) -> tuple[str, ...]:
     (weights_only), so the file can't run code."""
     try:
         with open(path, "rb", opener=regular) as file:
+            refuse_compressed(file, path)
             state = torch.load(file, map_location="cpu", weights_only=True)
+    except Mistake:
+        raise
     except Exception as error:  # torch raises many types of exceptions
         raise Mistake(
             f"{path} is not a state dict of tensors alone ({type(error).__name__}: {first_sentence(error)}), and "
@@ -35,6 +39,15 @@ def load_state(model: nn.Module, path: Path) -> tuple[str, ...]:
     check_state(path, own, state)
     model.load_state_dict(dict(state))
     return notes
+
+
+def refuse_compressed(file: BinaryIO, path: Path) -> None:
+    """Refuse an archive with compressed parts, which unpack to a thousand times their bytes: torch.save compresses none."""
+    if zipfile.is_zipfile(file) and any(
+        one.compress_type != zipfile.ZIP_STORED for one in zipfile.ZipFile(file).infolist()
+    ):
+        raise Mistake(f"{path} has compressed parts, which torch.save does not write: save the state dict again")
+    file.seek(0)
 
 
 def check_state(path: Path, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:

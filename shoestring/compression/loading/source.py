@@ -193,7 +193,7 @@ def prepare_model(model: nn.Module) -> nn.Module:
 def manifest_entries(job: Job) -> dict[str, Any]:
     """The manifest's entries about the job: its file and flags, if it comes from a file."""
     if job.origin is None:
-        return {"job": None, "edits": [], "decoded": False}
+        return {"job": None, "edits": [], "decoded": 0}
     return job_file_entries(Path(job.origin.file), dict(job.origin.flags))
 
 
@@ -208,7 +208,7 @@ def job_file_entries(file: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
             "modules": imported_modules(modules_of_file(file)),
         },
         "edits": [],
-        "decoded": False,
+        "decoded": 0,
     }
 
 

@@ -3,12 +3,12 @@ seconds."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 
 from shoestring.core.errors import Mistake
 from shoestring.core.files.regular import read_regular
+from shoestring.core.files.untrusted_json import parse_json
 from shoestring.core.model.weights import PICKLES, SAFE
 
 LONGEST = 1 << 20  # bytes of the largest config.json that is read
@@ -74,8 +74,8 @@ def architecture(folder: str) -> str | None:
     try:
         if os.path.getsize(path) > LONGEST:
             return None
-        found = json.loads(read_regular(path))
+        found = parse_json(read_regular(path))
         name = found["architectures"][0]
-    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None
     return name if isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,99}", name) else None

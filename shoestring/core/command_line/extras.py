@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from traceback import walk_tb
 
 from shoestring.core.errors import Mistake
 
@@ -27,6 +28,11 @@ class Extra:
         'pip install "shoestring[private]"'
         """
         return f'pip install "shoestring[{self.name}]"'
+
+    @property
+    def repair(self) -> str:
+        """How to install it again, with what it needs."""
+        return self.command.replace("pip install", "pip install --force-reinstall")
 
     @property
     def refusal(self) -> str:
@@ -61,15 +67,28 @@ class MissingExtra(Mistake):
 
 
 def install_hint(error: BaseException) -> str:
-    """How to install what a failed import asked for, as the end of a sentence; empty if no extra of ours brings it.
+    """How to install what a failed import asked for, or to repair the package that failed in it, as the end of a
+    sentence; empty if no extra of ours brings it.
 
     >>> install_hint(ModuleNotFoundError("No module named 'peft.utils'", name="peft.utils"))
     '; run: pip install "shoestring[peft]"'
     >>> install_hint(ModuleNotFoundError("No module named 'helper'", name="helper")), install_hint(ValueError("odd"))
     ('', '')
     """
+    if not isinstance(error, ImportError):
+        return ""
+    broken = failed_imports(error)
+    for extra in EXTRAS.values():
+        if there := next((module for module in extra.modules if module in broken), ""):
+            return f"; {there} is installed and can't be imported: reinstall it with what it needs: {extra.repair}"
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     return next((f"; run: {extra.command}" for extra in EXTRAS.values() if name in extra.modules), "")
+
+
+def failed_imports(error: BaseException) -> frozenset[str]:
+    """Packages whose own modules were being imported when an error was raised."""
+    frames = (frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>")
+    return frozenset(str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame in frames)
 
 
 def require(name: str) -> None:

@@ -8,7 +8,6 @@ table.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +16,14 @@ from typing import Any
 from shoestring.core.command_line.suggest import did_you_mean
 from shoestring.core.errors import Mistake
 from shoestring.core.files.regular import read_regular
+from shoestring.core.files.untrusted_json import parse_json
 from shoestring.core.units import parse_bytes
 
 EXAMPLE = """{"name": "8 x A100", "device": "cuda", "memory": "80GiB", "flops": 1.2e14, "bandwidth": "1.5TB", "devices": 8,
  "link": "250GB", "latency": 1e-5, "network": "25GB", "network_latency": 3e-5, "base": "1GiB"}"""
 DEVICES = ("cpu", "cuda")
+LARGEST = 1e30  # no figure of a cluster is as large,
+MOST = 10**9  # and nothing that is counted
 PRECISIONS = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}  # bytes of a number in a matrix product
 
 
@@ -56,11 +58,11 @@ class InvalidValue(Exception):
     """An impossible value; the text says what it must be."""
 
 
-def number(value: Any, least: float = 0.0, most: float = math.inf, strictly: bool = True) -> float:
+def number(value: Any, least: float = 0.0, most: float = LARGEST, strictly: bool = True) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidValue("a number")
-    if not (value > least if strictly else value >= least) or value > most or not math.isfinite(value):
-        limit = f" and at most {most:g}" if most < math.inf else ""
+    if not (value > least if strictly else value >= least) or not value <= most:
+        limit = f" and at most {most:g}" if most < LARGEST or value > most else ""
         raise InvalidValue(f"a number {'more than' if strictly else 'of at least'} {least:g}{limit}")
     return float(value)
 
@@ -74,8 +76,8 @@ def share(value: Any) -> float:
 
 
 def whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidValue("a whole number of at least 1")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+        raise InvalidValue(f"a whole number of at least 1 and at most {MOST:,}")
     return value
 
 
@@ -100,8 +102,8 @@ def rate(value: Any) -> float:
 
 
 def text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidValue("text")
+    if not isinstance(value, str) or not value.isprintable():
+        raise InvalidValue("text of one line")
     return value
 
 
@@ -152,10 +154,10 @@ NEEDED = ("memory", "flops", "bandwidth", "devices", "link", "latency", "network
 def read_cluster(path: Path) -> Description:
     """The description in a file; errors say what a value must be."""
     try:
-        told = json.loads(read_regular(path), object_pairs_hook=once, parse_constant=float)
+        told = parse_json(read_regular(path), object_pairs_hook=once, parse_constant=float)
     except FileNotFoundError:
         raise Mistake(f"there is no {path}: describe the cluster in a file such as {EXAMPLE}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Mistake(f"{path} does not describe a cluster ({error}): write a file such as {EXAMPLE}") from error
     if not isinstance(told, dict):
         raise Mistake(f"{path} does not describe a cluster: write a file such as {EXAMPLE}")
@@ -171,7 +173,7 @@ def read_cluster(path: Path) -> Description:
         try:
             found[name] = KEYS[name](value)
         except InvalidValue as error:
-            raise Mistake(f"{path} says {name} {json.dumps(value)}: it must be {error}") from None
+            raise Mistake(f"{path} says {name} {json.dumps(value)[:80]}: it must be {error}") from None
     described = Description(**found)
     if described.sending > described.processors:
         raise Mistake(

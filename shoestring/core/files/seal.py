@@ -15,6 +15,8 @@ import hmac
 import json
 import re
 
+from shoestring.core.files.untrusted_json import parse_json
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,9 +61,9 @@ def unseal(whole: bytes, ours: bool = True, key: bytes = b"") -> tuple[dict[str,
     if found is not None and not hmac.compare_digest(digest_but(whole, found, key).encode(), found[1]):
         raise Damaged("its content does not match its SHA-256")
     try:
-        data = json.loads(whole)
-    except (ValueError, RecursionError) as error:
-        raise Damaged("it is not JSON") from error
+        data = parse_json(whole)
+    except ValueError as error:
+        raise Damaged(f"it is not JSON that can be read: {str(error)[:80]}") from error
     if not isinstance(data, dict):
         raise Damaged("it is not a JSON object")
     if found is None and (ours or KEY in data):

@@ -20,7 +20,8 @@ from shoestring.core.batch import Batch, samples, split, to_device
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, default_forward
 from shoestring.core.optimization.optimizer import make_optimizer
-from shoestring.core.optimization.stepping import UNDIVIDED, Stepping, try_stepping
+from shoestring.core.optimization.stepping import UNDIVIDED, Stepping
+from shoestring.core.optimization.stepping_trial import try_stepping
 from shoestring.core.private import number_of
 from shoestring.core.running.run_state import RunState
 from shoestring.core.user_code.seams import calls_user

@@ -19,7 +19,8 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType, TracebackType
@@ -44,6 +45,22 @@ class WithheldError(RuntimeError):
     as `kind`."""
 
     kind = ""
+
+
+class UserInterrupt(KeyboardInterrupt):
+    """The user's Ctrl-C while a device worked."""
+
+
+@contextmanager
+def exceptions_alone() -> Iterator[None]:
+    """While inside, what a device raises that is no Exception, such as a KeyboardInterrupt of its own, becomes one without
+    its text: only the user ends a run like this."""
+    try:
+        yield
+    except (Exception, UserInterrupt):
+        raise
+    except BaseException as error:
+        raise withhold_text(error) from None
 
 
 def error_class(error: BaseException) -> str:

@@ -15,13 +15,16 @@ import io
 import logging
 import mmap
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from types import FrameType
 from typing import IO, Any, ClassVar, TextIO
 
-from shoestring.federated.devices.device_errors import Failure, withhold_text
+from shoestring.core.running.signals import STOP, restore_handlers
+from shoestring.federated.devices.device_errors import UserInterrupt, exceptions_alone
 
 NOTE = (
     "what devices print, warn or log is withheld, because it may hold a record: call the job's functions yourself, on records "
@@ -75,18 +78,34 @@ class WithheldStream(io.TextIOBase):
 
 @contextmanager
 def withheld_output() -> Iterator[None]:
-    """While inside, what this thread prints, and threads that it starts, goes nowhere. An error that is no `Failure`
-    (a BaseException of the job's) loses its text."""
-    if WithheldStream.others is not None:
+    """While inside, what this thread prints, and threads that it starts, goes nowhere, and what it raises is an
+    Exception, or the user's interrupt."""
+    with ExitStack() as stack:
+        if WithheldStream.others is None:
+            for one in (user_interrupts(), redirected_descriptors(), replaced_streams()):
+                stack.enter_context(one)
+        stack.enter_context(exceptions_alone())
+        yield
+
+
+@contextmanager
+def user_interrupts() -> Iterator[None]:
+    """While inside, a KeyboardInterrupt that a signal's handler raises is a UserInterrupt."""
+    handlers = {number: one for number in STOP if callable(one := signal.getsignal(number))}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            handlers[signal.Signals(number)](number, frame)
+        except KeyboardInterrupt as error:
+            raise UserInterrupt(*error.args) from None
+
+    if threading.current_thread() is not threading.main_thread():  # which alone handles signals
         yield
         return
-    with redirected_descriptors(), replaced_streams():
-        try:
-            yield
-        except (*Failure, KeyboardInterrupt, GeneratorExit):
-            raise
-        except BaseException as error:
-            raise withhold_text(error) from None
+    with restore_handlers():
+        for number in handlers:
+            signal.signal(number, handle)
+        yield
 
 
 @contextmanager

@@ -160,11 +160,12 @@ def sample_of(
     first: BaseException | None = None
     for name in islice(map(population.name, range(population.count)), TRIES):
         try:
-            device = DeviceView(records_of(job, name, clients[name], job.seed))
-            if plain is not None:
-                objective = Objective(replace(job.local, epochs=1, steps=min(job.local.steps or STEPS, STEPS)))
-                plain.train(plain.layout.row(plain.model)[None], [device.records], objective, [0])
-            found.append(device)
+            with withheld_output():
+                device = DeviceView(records_of(job, name, clients[name], job.seed))
+                if plain is not None:
+                    objective = Objective(replace(job.local, epochs=1, steps=min(job.local.steps or STEPS, STEPS)))
+                    plain.train(plain.layout.row(plain.model)[None], [device.records], objective, [0])
+                found.append(device)
         except Failure as error:
             first = first or error
         if len(found) == SAMPLE:
@@ -184,11 +185,12 @@ def sample_of(
 def usual_way(job: Job, layout: Layout, sample: Sequence[Records]) -> MethodChoice:
     """The simulation method. Devices of the sample that fail meanwhile are left out, unless all of them do."""
     try:
-        return choose_method(job, layout, sample)
+        with withheld_output():
+            return choose_method(job, layout, sample)
     except Failure:
         good = []
         for records in sample:
-            with suppress(*Failure):
+            with suppress(*Failure), withheld_output():
                 choose_method(job, layout, [records])
                 good.append(records)
         if not good or len(good) == len(sample):

@@ -91,6 +91,7 @@ class DeviceWorker:
             sent, {device.name: device.state for device in devices if device.state}, tuple(rejected), tuple(restored)
         )
 
+    @withheld_output()
     def train_and_encode(self, order: Order, devices: Sequence[DeviceView], restored: list[str]) -> EncodedUpdates:
         """Train devices and encode their updates.
 
@@ -109,6 +110,7 @@ class DeviceWorker:
     def describe(self, names: Sequence[str]) -> str:
         return f"the clients {some_of(names)}" if self.named else f"{len(names)} clients"
 
+    @withheld_output()
     def records(self, name: str) -> Records:
         """A device's records, with the most recently used ones in a cache."""
         if name in self.cache:
@@ -181,7 +183,8 @@ class SimulatedDevices:
     def count(self, name: str) -> int:
         if name not in self.counts:
             try:
-                self.counts[name] = len(self.worker.clients[name])
+                with withheld_output():
+                    self.counts[name] = len(self.worker.clients[name])
             except Failure:  # the device's work will report what is wrong
                 self.counts[name] = 0
         return self.counts[name]

@@ -36,6 +36,7 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.files.files import sync
 from shoestring.core.files.regular import NotRegular, read_regular, regular
+from shoestring.core.files.untrusted_json import parse_json
 from shoestring.core.running.run_state import StoredTensor
 from shoestring.runs.checkpoints.packing import pack, unpack
 from shoestring.runs.weights.disk_weights import Reader
@@ -74,7 +75,7 @@ class RunCheckpoint:
 
     def unpack(self, tensors: Callable[[Path], TensorFile | dict[str, Tensor]]) -> dict[str, Any]:
         try:
-            document = json.loads(read_regular(self.path / "state.json"))
+            document = parse_json(read_regular(self.path / "state.json"))
             state = unpack(document, tensors(self.path / "state.safetensors"))
         except (OSError, *BROKEN) as error:
             raise UnreadableTensors(f"it can't be unpacked: {type(error).__name__}: {error}") from error
@@ -84,7 +85,7 @@ class RunCheckpoint:
 
     def files(self) -> list[Path]:
         """Files in the run's folder that hold parts of this state: state on disk has a file of its own."""
-        document = dict(json.loads(read_regular(self.path / "state.json"))["dict"])
+        document = dict(parse_json(read_regular(self.path / "state.json"))["dict"])
         return [self.own_file(f"{name}.bin") for name in document.get("on_disk", {"list": []})["list"]]
 
     def own_file(self, name: str) -> Path:
@@ -236,7 +237,7 @@ def changed_part(checkpoint: RunCheckpoint) -> str:
         line, own, rest = read_regular(checkpoint.path / "manifest.json").split(b"\n", 2)
         if rest or hashlib.sha256(line).hexdigest().encode() != own:
             return "manifest.json is not what was written"
-        files = json.loads(line)["files"]
+        files = parse_json(line)["files"]
         for name in FILES:
             path = checkpoint.path / name
             if path.stat().st_size != files[name]["bytes"]:

@@ -69,6 +69,8 @@ class Stepped(Event):
     epoch: int = left_out(0)  # completed epochs
     rate: float | None = left_out(None)  # learning rate of the first parameter group in this step; None: no schedule
     norm: float | None = left_out(None)  # global norm of the gradients before clipping; None: no clipping
+    # fraction of their runnable time that threads had no core since the last step that has it; None: not looked
+    held_up: float | None = left_out(None)
 
 
 @dataclass(frozen=True)

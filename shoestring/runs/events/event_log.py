@@ -42,6 +42,7 @@ NEEDED: tuple[tuple[str, tuple[type, ...], int | None], ...] = (
     ("epoch", WHOLE, 0),
     ("rate", NUMBER, 0),
     ("norm", NUMBER, 0),
+    ("held_up", NUMBER, 0),
 )
 
 # There may be a million steps, and only their figures are wanted, so they stay records (dicts) until somebody wants them as events.

@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, TypeVar
 
+from shoestring.planning.quantities import HELD_UP_SHARE
 from shoestring.runs.events.event import (
     Adopted,
     Begun,
@@ -56,8 +57,8 @@ class Steps:
 
     def __init__(self) -> None:
         self.number, self.process, self.most, self.moved, self.sent, self.epoch = (array("q") for _ in range(6))
-        self.time, self.loss, self.seconds, self.rate, self.norm = (
-            array("d") for _ in range(5)
+        self.time, self.loss, self.seconds, self.rate, self.norm, self.held_up = (
+            array("d") for _ in range(6)
         )  # NaN where it is not recorded
         self.age = array("q")  # number of the step in its life, from 1
         self.plan = array("q")  # number of plan changes before it
@@ -76,6 +77,7 @@ class Steps:
             self.seconds,
             self.rate,
             self.norm,
+            self.held_up,
             self.age,
             self.plan,
         )
@@ -100,6 +102,7 @@ class Steps:
         self.epoch.append(step.get("epoch", 0))
         self.rate.append(step.get("rate", nan))
         self.norm.append(step.get("norm", nan))
+        self.held_up.append(step.get("held_up", nan))
         self.time.append(step["time"])
         self.loss.append(step["loss"])
         self.seconds.append(step["seconds"])
@@ -226,6 +229,8 @@ def measured_figures(history: History) -> dict[str, float]:
         *(steps.most[place] for place in ours), *(event.process_bytes or 0 for event in lives), 0
     )
     figures["step_seconds"] = usual_step([steps.seconds[place] for place in calm], history.together)
+    if looks := [share for place in ours if isfinite(share := steps.held_up[place])]:
+        figures[HELD_UP_SHARE] = mean(looks)
     if steps.moved[-1] != MISSING:
         figures["traffic_bytes"] = median(max(steps.moved[place], 0) for place in calm)
     if history.validated:

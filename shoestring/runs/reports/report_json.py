@@ -13,7 +13,8 @@
     rates, norms          learning rate and gradient norm of each of them, if recorded; None where a step lacks it
     borders               [step, completed epochs], of every step that ended an epoch
     samples_process       [seconds since it was begun, bytes of the process]
-    measured              figures by name, with the moment and the parts of the peak
+    measured              figures by name, with the moment and the parts of the peak; `held_up`: fraction of the time that the steps
+                          waited for a core, because of other processes
     predicted, plain, techniques, blocks, runners_up, exactness, basis    of the plan (missing while it plans)
     mesh                  of a group: number of workers along each axis, {"data": 2, "stage": 2, "tensor": 1}
     cut, cut_blocks       of a model cut across workers: number of blocks in every chunk, in order (as many chunks as stages, or a

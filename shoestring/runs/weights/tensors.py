@@ -18,6 +18,7 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.files.regular import regular
+from shoestring.core.files.untrusted_json import parse_json
 from shoestring.core.running.run_state import StoredTensor
 
 DTYPES = {
@@ -116,7 +117,7 @@ class TensorFile:
                     f"{path.name} is not a safetensors file: its header is said to have {length} of {size} bytes"
                 )
             try:
-                header = json.loads(file.read(length))
+                header = parse_json(file.read(length))
                 self.metadata: dict[str, str] = dict(header.pop("__metadata__", {}))
                 self.entries = {
                     str(name): TensorEntry(

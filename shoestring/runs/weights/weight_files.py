@@ -3,13 +3,13 @@ folder."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from shoestring.core.errors import Mistake
 from shoestring.core.files.regular import read_regular, regular
+from shoestring.core.files.untrusted_json import parse_json
 from shoestring.core.model.weights import PICKLES
 from shoestring.runs.weights.tensors import TensorFile, UnreadableTensors
 
@@ -58,9 +58,9 @@ def files_of(path: Path) -> list[Path]:
 def shards(index: Path) -> list[Path]:
     """The files that an index names; refused if one lacks a tensor that the index says it has."""
     try:
-        places = {name: str(file) for name, file in json.loads(read_regular(index))["weight_map"].items()}
+        places = {name: str(file) for name, file in parse_json(read_regular(index))["weight_map"].items()}
         names = list(dict.fromkeys(places.values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Mistake(
             f"the job's weights: {index} is not an index of safetensors files ({type(error).__name__}: {error})"
         ) from error

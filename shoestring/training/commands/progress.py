@@ -27,7 +27,7 @@ def telling(call: Call, clock: Callable[[], float] | None = None) -> Iterator[Ca
 
     now = clock or time.monotonic
     line, begun = MovingLine(), now()
-    ticker = Ticker(line.say, now)
+    ticker = Ticker(line.remind, now)
 
     def doing(what: str, expected: float | None) -> None:
         from shoestring.core.units import about
@@ -39,12 +39,11 @@ def telling(call: Call, clock: Callable[[], float] | None = None) -> Iterator[Ca
         of = f" of about {about(expected)}" if expected and so_far < expected else " so far"
         passed = f", {about(so_far)}{of}" if so_far > 1 else f", about {about(expected)}" if expected else ""
         text = f"planning{passed}: {what} …"  # the time first, because the end may be cut
-        width = screen(line.stream).width
-        line.show(text if width is None else text[: width - 1])
+        line.remind(text)
         ticker.note_line()
 
     try:
-        with ticker.running(not line.moves and clock is None):
+        with ticker.running(clock is None):
             yield doing
     finally:
         line.clear()

@@ -135,7 +135,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
         """Train, and show the events."""
         board = Board(self.session.folder.path) if self.asked.tensorboard else None
         line = MovingLine()
-        ticker = Ticker(line.say)
+        ticker = Ticker(line.remind)
         show = Shower(self.call, line, job, self.session.held, ticker)
 
         def on_event(event: Event) -> None:
@@ -145,7 +145,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
 
         lock, environment = self.session.held.lock.file, worker_environment(plan.techniques)
         try:
-            with ticker.running(not line.moves):
+            with ticker.running():
                 if self.workers.world == 1:
                     return run_worker(task, environment, on_event, lock, say_stopping)
                 self.invite(task)

@@ -25,6 +25,7 @@ from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Log
 from shoestring.planning.answers import MeasuredAnswers
 from shoestring.planning.plan import techniques_text
+from shoestring.processes.standstill import NoAnswer
 from shoestring.processes.task import R, Task, Worker
 from shoestring.training.catalogue import close_environment
 from shoestring.training.evidence.rehearse import rehearse, track
@@ -161,7 +162,10 @@ class Rehearsals:
 
         def work() -> R:
             self.tell(doing)
-            return worker(task, environment)
+            try:
+                return worker(task, environment)
+            except NoAnswer as error:
+                raise NoAnswer(f"{doing}: {error}") from error
 
         if self.kept is None:
             return work()

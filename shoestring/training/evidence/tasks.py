@@ -123,6 +123,7 @@ class AnchorTask(StepsTask[AnchorResult]):
     variants: Mapping[str, tuple[TechniqueSpec, ...]]  # techniques by variant; "": the step that must work
     memory: bool = False  # measure memory instead of time
     pieces: bool = True  # with the time: try whether two micro-batches give the same result
+    alone: bool = False  # time the step and nothing that only techniques' figures are made of
     typical: int | None = None  # number of the batch to time; None: the one that is measured for memory
 
     def perform(self, tell: Tell, link: Link | None) -> AnchorResult:

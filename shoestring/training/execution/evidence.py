@@ -49,7 +49,10 @@ def anchor(task: AnchorTask) -> AnchorResult:
     for name, specs in task.variants.items():
         try:
             steps[name] = from_json(
-                AnchorStep, to_json(measure_anchor(job, techniques_of(specs), fresh_model(job), task.memory, usual))
+                AnchorStep,
+                to_json(
+                    measure_anchor(job, techniques_of(specs), fresh_model(job), task.memory, usual, alone=task.alone)
+                ),
             )
         except Exception as error:
             if name == "":
@@ -60,7 +63,7 @@ def anchor(task: AnchorTask) -> AnchorResult:
     # Last, because its memory must not count as the step's.
     plain, slow = techniques_of(task.variants[""]), steps[""].times["step"] > QUICK
     found = try_in_pieces(job, lambda: fresh_model(job), plain, slow) if task.pieces else {}
-    again = "" if slow or plain else why_not_again(job, fresh_model(job))
+    again = "" if slow or plain or task.alone else why_not_again(job, fresh_model(job))
     return AnchorResult(steps, found, again, seconds_waiting(job, steps[""].times["step"]))
 
 

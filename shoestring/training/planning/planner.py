@@ -175,11 +175,11 @@ class Planner:
         return Outcome(plain, plain, budget=Budget(memory=self.free(memory)), seconds=self.seconds_so_far())
 
     def at_once(self, memory: int | None) -> TrainingOutcome | None:
-        """The outcome if plain training leaves much of the budget idle: plain training, or a plan that is only faster;
-        else None.
+        """Plain training, if it leaves much of the budget idle; else None.
 
-        Techniques that only save memory have nothing to save then, so their needs are not measured: one real step is
-        enough.
+        Techniques have nothing to save then, and a faster update is not worth other bits than the user's own optimizer
+        gives. So nothing is ranked, and one plain step is measured for its figures, in one process; no measurement
+        decides.
         """
         if (
             self.worker is None
@@ -193,20 +193,16 @@ class Planner:
         log, budget = self.rehearsals.log(()), self.free(memory)
         if self.rehearsals.real or expected_process(log) > ROOM * budget:
             return None
-        faster = tuple(kind for kind in self.catalogue if kind.speeds_up)
         evidence = gather_evidence(self.rehearsals, (), only=())
-        predictor = Predictor(self.rehearsals, evidence, roomy=True)
-        plain = predictor.plan(requested_candidate((), evidence.ledger))
+        plain = Predictor(self.rehearsals, evidence).plan(requested_candidate((), evidence.ledger))
         if plain.predicted["process_bytes"] > ROOM * budget or evidence.anchor is None:
             return None
-        room = TrainingRoom(predictor, faster, plain)
-        found = Chooser(room, evidence.ledger).best(Budget(memory=budget), self.levels, plain, (plain,), self.earlier)
         idle = (
-            f"plain training leaves {1 - plain.predicted['process_bytes'] / budget:.0%} of the budget idle, so what only "
-            "saves memory was not looked at"
+            f"plain training leaves {1 - plain.predicted['process_bytes'] / budget:.0%} of the budget idle, so no technique was "
+            "looked at"
         )
-        chosen = replace(explain_cut(found.chosen, plain, budget), basis=f"{found.chosen.basis}; {idle}")
-        return replace(found, chosen=chosen, seconds=self.seconds_so_far())
+        chosen = replace(plain, basis=f"{plain.basis}; {idle}")
+        return Outcome(chosen, chosen, budget=Budget(memory=budget), seconds=self.seconds_so_far())
 
     def outcome_of(
         self, ledger: Ledger, memory: int | None, forced: tuple[Technique, ...] | None = None

@@ -72,7 +72,6 @@ class Predictor:
     devices: int = 1  # workers that train together,
     here: int = 1  # and how many of them are on this machine
     trials: int = 0  # number of trials so far
-    roomy: bool = False  # plain training leaves so much of the budget idle that equally large plans need no trial
     limit: float = inf  # bytes of tensors: if one worker of a plan needs more, the plan is not examined further
     rehearsed: dict[Techniques, tuple[tuple[RankFigures, ...], Log]] = field(
         default_factory=dict
@@ -386,9 +385,6 @@ class Predictor:
             return process_estimate(size, ": not all workers are here")
         if not one.techniques and not anchor.eased and not self.rehearsals.lengths.varies:
             return ProcessFigure(anchor.process * self.margin, ProcessBasis.ANCHOR, "from the anchor step")
-        if self.roomy and one.techniques and peak(log).bytes <= anchor.tensors:
-            how = "at most that of the anchor step, which has no fewer tensors"
-            return ProcessFigure(anchor.process * self.margin, ProcessBasis.ANCHOR, how)
         if not self.has_room(log):
             return process_estimate(one.known["process_bytes"], ": this machine has no room to try it")
         count = self.trial_steps(one.known["step_seconds"])

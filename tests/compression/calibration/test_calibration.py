@@ -14,8 +14,9 @@ from torch.nn import functional
 
 import shoestring
 from shoestring import Job
+from shoestring.compression.begin import begin_session
 from shoestring.compression.library import source_of
-from shoestring.compression.session import CompressOptions, begin_session
+from shoestring.compression.session import CompressOptions
 from shoestring.core.budget import Budget
 
 PREDICTED = 1.2  # docs/compress.md: the predicted damage is within a fifth of the measured one,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any, cast
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 import torch
@@ -46,7 +47,15 @@ def test_weights_that_do_not_fit_are_named_and_pickles_and_missing_jobs_refused(
         shoestring.compress(tmp_path / "other.safetensors", tmp_path / "small", use=["Half()"], job=job())
     torch.save(job().model(), tmp_path / "model.pt")
     torch.save({name: one for name, one in state.items() if name != "2.bias"}, tmp_path / "short.pt")
-    for name, said in (("model.pt", "pickle, because it can run code"), ("short.pt", r"has no 2\.bias")):
+    torch.save(state, tmp_path / "whole.pt")
+    with ZipFile(tmp_path / "whole.pt") as whole, ZipFile(tmp_path / "packed.pt", "w", ZIP_DEFLATED) as packed:
+        for name in whole.namelist():
+            packed.writestr(name, whole.read(name))
+    for name, said in (
+        ("model.pt", "pickle, because it can run code"),
+        ("short.pt", r"has no 2\.bias"),
+        ("packed.pt", "has compressed parts"),
+    ):
         with pytest.raises(Mistake, match=said):
             shoestring.compress(tmp_path / name, tmp_path / "small", use=["Half()"], job=job())
     with pytest.raises(Mistake, match="give job="):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from shoestring.commands import main
 from shoestring.commands.main import run
-from shoestring.core.command_line.extras import EXTRAS, Extra, MissingExtra, require
+from shoestring.core.command_line.extras import EXTRAS, Extra, MissingExtra, install_hint, require
 from shoestring.core.errors import Mistake
 from shoestring.jobfile import load_job
 from shoestring.runs.weights.initial_weights import fresh_model
@@ -135,3 +137,21 @@ def test_every_package_that_a_benchmark_imports_is_installed_by_an_extra() -> No
 def requirements(written: list[str]) -> set[str]:
     """Names of the packages in a list of requirements."""
     return {one.partition("[")[0].partition(">")[0].partition("=")[0].strip() for one in written}
+
+
+def test_a_package_that_is_there_and_can_not_be_imported_is_told_with_what_repairs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not: ModuleNotFoundError, of a name that the user has never heard of."""
+    (tmp_path / "dp_accounting").mkdir()
+    (tmp_path / "dp_accounting" / "__init__.py").write_text("import absolutely_gone\n")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "dp_accounting"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError) as told:
+        importlib.import_module("dp_accounting")
+    hint = "; dp_accounting is installed and can't be imported: reinstall it with what it needs: pip install --force-r"
+    assert install_hint(told.value).startswith(hint)
+    assert install_hint(ImportError("raised by a function of peft", name="peft")) == ""
+    monkeypatch.setattr(main, "parse_and_run", lambda words: importlib.import_module("dp_accounting"))
+    assert run(["doctor"]) == 2 and "No module named 'absolutely_gone'; dp_accounting is" in capsys.readouterr().err

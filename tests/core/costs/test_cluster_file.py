@@ -48,6 +48,9 @@ def test_a_description_that_is_not_whole_is_refused_by_name(tmp_path: Path) -> N
     (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(Mistake, match="does not describe a cluster"):
         cluster(tmp_path / "list.json", 8)
+    (tmp_path / "list.json").write_text("[" * 100_000)
+    with pytest.raises(Mistake, match="does not describe a cluster"):
+        cluster(tmp_path / "list.json", 8)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,13 @@ def test_a_description_that_is_not_whole_is_refused_by_name(tmp_path: Path) -> N
         ("efficiency", {"bf16": 70}, "and at most 1"),
         ("attention", 0, "it must be a number more than 0 and at most 1"),
         ("processors", "108", "it must be a whole number"),
+        ("devices", 10**400, "it must be a whole number of at least 1 and at most"),
+        ("flops", 10**400, "it must be a number more than 0 and at most 1e+30"),
         ("sending", 109, "says sending 109 of 108 processors"),
+        *((key, 10**400, f"says {key} 1000") for key in sorted(KEYS.keys() - {"name", "device"})),
+        *((key, {"a": 1}, f'says {key} {{"a": 1}}: it must be') for key in KEYS),
+        ("efficiency", {"bf16": 10**400}, "and at most 1"),
+        ("name", "\ud800", "it must be text of one line"),
     ],
 )
 def test_a_value_that_can_not_be_is_refused_with_what_it_must_be(

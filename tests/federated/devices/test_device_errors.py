@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from shoestring.federated.devices.records import records_of
 from shoestring.federated.events import RoundFinished
 from shoestring.federated.techniques.behaviour.flip_classes import check_class
 from shoestring.runs.events.history import History
-from tests.federated.toys import toy_job
+from tests.federated.toys import records, toy_job
 from tests.waiting import HUNG
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -33,7 +34,7 @@ JOB = """
 import sys
 sys.path.insert(0, {root!r})
 import torch
-from tests.federated.toys import toy_job
+from tests.federated.toys import records, toy_job
 from shoestring import Job, Local, Mistake
 
 class Records(list):
@@ -62,6 +63,9 @@ NAMED_AFTER_A_RECORD = {
     "a Mistake of ours, raised by the job": "from shoestring.federated.devices.device_errors import UnusableRecords; "
     f"raise UnusableRecords('d7', {SAID}, 'x')",
     "exit": f"raise SystemExit({SAID})",
+    "as if the user had stopped it": f"raise KeyboardInterrupt({SAID})",
+    "as if it had been cancelled": f"import asyncio; raise asyncio.CancelledError({SAID})",
+    "as if it had been closed": f"raise GeneratorExit({SAID})",
     "note": f"error = KeyError(); error.add_note({SAID}); raise error",
 }
 SAYS = (
@@ -146,7 +150,36 @@ def test_no_class_and_no_file_that_is_named_after_a_record_is_told(tmp_path: Pat
     report = shoestring.federate(file, rounds=1, per_round=12, processes=1).report
     assert report["rejected"] == [2] and SECRET not in json.dumps(report)
     kinds = {one["why"].partition(" in job.py line ")[0] for one in report["turned_away"]}
-    assert kinds <= {"KeyError", "UnusableRecords", "SystemExit"}, kinds
+    assert kinds <= {
+        "KeyError",
+        "UnusableRecords",
+        "SystemExit",
+        "KeyboardInterrupt",
+        "CancelledError",
+        "GeneratorExit",
+    }
+
+
+def interrupts_on_device_7(output: torch.Tensor, batch: list[torch.Tensor]) -> torch.Tensor:
+    if len(batch[1]) == 1:
+        raise KeyboardInterrupt(SECRET)
+    return torch.nn.functional.cross_entropy(output, batch[1])
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_device_that_raises_keyboard_interrupt_has_failed_and_nobody_has_stopped_the_run(processes: int) -> None:
+    clients = {f"d{number}": records(number, 1 if number == 7 else 8) for number in range(8)}
+    job = toy_job(
+        clients=lambda: clients, loss=interrupts_on_device_7, local=shoestring.Local(epochs=1, batch=4, lr=0.1)
+    )
+    report = shoestring.federate(job, rounds=1, per_round=8, processes=processes).report
+    assert [(one["name"], one["why"][:17]) for one in report["turned_away"]] == [("d7", "KeyboardInterrupt")]
+
+
+def test_the_users_own_interrupt_ends_what_devices_do() -> None:
+    with pytest.raises(KeyboardInterrupt), withheld_output():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_lines_of_code_that_a_record_named_are_not_in_a_traceback() -> None:

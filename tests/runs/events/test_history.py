@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,12 @@ def test_the_first_two_steps_of_every_life_are_not_the_pace_of_a_run() -> None:
     )
     assert figures(*lives[:3])["step_seconds"] == 9.0, "there are no others"
     assert figures() == {}
+
+
+def test_how_much_other_processes_held_the_steps_up_is_measured_with_them() -> None:
+    looks = [replace(step(number, 1.0), held_up=share) for number, share in enumerate((0.9, None, 0.5, None), 1)]
+    assert figures(begun(0), *looks)["held_up"] == pytest.approx(0.7)
+    assert "held_up" not in figures(begun(0), step(1, 1.0))
 
 
 def test_batches_that_come_together_count_with_the_mean_of_their_steps() -> None:

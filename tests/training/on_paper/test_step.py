@@ -97,6 +97,8 @@ def test_a_description_that_can_not_be_is_refused(tmp_path: Path) -> None:
         (whole | {"hidden": "64"}, "must be a whole number"),
         (whole | {"flash": 1}, "must be true or false"),
         (whole | {"layers": 0}, "must be at least 1"),
+        (whole | {"layers": 10**400}, "must be at least 1 and at most"),
+        (whole | {"kv_heads": -1}, "must be at least 0"),
         ([1], "does not describe a transformer"),
     ):
         path.write_text(json.dumps(told))

@@ -16,10 +16,12 @@ from shoestring.core.job import Origin
 from shoestring.data.lengths import Lengths
 from shoestring.measure.tracker import Log
 from shoestring.processes.launch import run_worker
+from shoestring.processes.standstill import NoAnswer, no_answer
 from shoestring.processes.task import Task
 from shoestring.training.evidence.gather import Evidence
+from shoestring.training.evidence.plain_only import is_an_answer
 from shoestring.training.evidence.rehearsals import Rehearsals
-from shoestring.training.evidence.tasks import AnchorTask, TrialResult
+from shoestring.training.evidence.tasks import AnchorTask, TrialResult, TrialTask
 from shoestring.training.memory.allocator import following
 from shoestring.training.memory.optimizers.fused import FusedOptimizer
 from shoestring.training.planning.plan import ProcessBasis, TrainingDetails, training_plan
@@ -89,6 +91,17 @@ def test_a_plan_near_its_budget_is_tried_again_and_the_largest_trial_counts(
     assert predictor.with_more_trials(plain, Budget(memory=1050)).predicted["process_bytes"] == 1020, (
         "a few steps do not tell of plain training, either"
     )
+
+
+def test_a_silent_worker_is_told_with_what_it_was_to_do() -> None:
+    def worker(task: Task[Any], environment: Mapping[str, str]) -> Any:
+        raise no_answer(task, "net.py line 3")
+
+    rehearsals = Rehearsals(replace(job("chain"), origin=Origin("net.py")), Hardware(), worker)
+    told = "measuring a real step: no result came for 30 min, and the job stands in net.py line 3"
+    with pytest.raises(NoAnswer, match=told) as error:
+        rehearsals.ask_worker(TrialTask(file="net.py"), {}, "measuring a real step")
+    assert is_an_answer(error.value), "plain steps would only stand still again"
 
 
 def test_where_sizes_vary_a_plan_without_a_rule_needs_room_for_how_far_two_runs_differ() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.running import random_state
-from shoestring.federated.devices.device_errors import error_kind
+from shoestring.federated.devices.device_errors import error_kind, exceptions_alone
 from shoestring.federated.devices.records import Records, generator_states
 from shoestring.federated.round import Objective
 from shoestring.federated.simulation.cohort.dropout import NoDropout
@@ -87,6 +87,7 @@ class AgreementTrial:
         with NoDropout() if self.verdict.draws else nullcontext():
             return [self.train_few_steps(self.plain, attempt) for attempt in range(ATTEMPTS)]
 
+    @exceptions_alone()
     def train_few_steps(self, method: CohortMethod, attempt: int) -> CohortUpdates:
         """Train a few steps from weights that follow from the attempt's number."""
         row, local = fresh_row(self.plain, attempt), self.plain.job.local

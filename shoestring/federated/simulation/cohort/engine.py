@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoestring.core.job import Job
 from shoestring.core.user_code.seams import calls_user
+from shoestring.federated.devices.device_errors import exceptions_alone
 from shoestring.federated.devices.records import Records
 from shoestring.federated.model.layout import Layout
 from shoestring.federated.playing.seeds import seed_of
@@ -76,9 +77,10 @@ class Engine:
         try:
             if checks and isinstance(self.method, FusedMethod):
                 self.whole_comparison.check(start, records, objective, seeds)
-            if isinstance(self.method, StackedMethod):
-                return self.method.train(start, records, objective, seeds, checks)
-            return self.method.train(start, records, objective, seeds)
+            with exceptions_alone():
+                if isinstance(self.method, StackedMethod):
+                    return self.method.train(start, records, objective, seeds, checks)
+                return self.method.train(start, records, objective, seeds)
         except MethodDiffers as why:
             self.differs, self.method = str(why), self.plain
             return self.plain.train(start, records, objective, seeds)

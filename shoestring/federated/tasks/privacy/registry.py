@@ -20,6 +20,7 @@ from pathlib import Path
 from shoestring.core.errors import Mistake
 from shoestring.core.files.files import append_synced, lock_to_append
 from shoestring.core.files.regular import read_regular
+from shoestring.core.files.untrusted_json import parse_json
 from shoestring.federated.tasks.privacy.overlap import least_remainder
 
 DIGEST = 8  # bytes of a name's digest
@@ -140,12 +141,12 @@ def parse_line(line: bytes) -> ReleaseRecord | None:
     if line[-CRC:] != b',"crc":"%08x"}' % crc32(head):
         return None
     try:
-        found = json.loads(head + b"}")
+        found = parse_json(head + b"}")
         about, least = tuple(map(decode_devices, found["about"])), found["least"]
         if type(least) is not int or not 2 <= least <= LARGEST or not about or frozenset().union(*about) != about[0]:
             return None
         return ReleaseRecord(decode_devices(found["asked"]), about, least)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 

@@ -9,7 +9,7 @@ from math import ceil
 
 from markupsafe import Markup
 
-from shoestring.core.figures import Figure
+from shoestring.core.figures import Figure, Figures
 from shoestring.core.units import bytes_text
 from shoestring.runs.reports.report import Report
 from shoestring.show.page.drawings.charts import bytes_mark
@@ -50,7 +50,8 @@ def comparison(report: Report) -> Markup:
         return Markup()
     budget, used = report.memory, report.measured.get("process_bytes")
     bars = gauge(report) if room.plans_memory or budget else ()
-    return render("comparison.html", note=room.note, rows=rows, gauge=bars, budget=budget, used=used)
+    remarks = Figures(tuple(found)).remarks
+    return render("comparison.html", note=room.note, rows=rows, gauge=bars, budget=budget, used=used, remarks=remarks)
 
 
 @dataclass(frozen=True)

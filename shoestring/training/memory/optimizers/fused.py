@@ -41,7 +41,6 @@ class FusedOptimizer(TrainingTechnique):
     """
 
     order: ClassVar[int] = 45
-    speeds_up: ClassVar[bool] = True
     why: ClassVar[str] = "one kernel per parameter, no temporaries in the update"
 
     @classmethod

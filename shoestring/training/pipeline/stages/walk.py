@@ -41,6 +41,7 @@ from shoestring.core.private import (
 )
 from shoestring.measure.interception import instead, patch_forwards
 from shoestring.training.pipeline.partition.scratch import scratch
+from shoestring.training.pipeline.stages.block_output import BlockOutput, kind_of, recipe_of
 
 Number = tuple[
     int, int
@@ -449,56 +450,6 @@ def parts_of(model: nn.Module, blocks: Mapping[str, nn.Module], gradients: bool 
     with without_modes():  # stand-ins have no memory, so memory counters must not see them
         hollow = {id(one): absent(one, gradient=gradients and one.requires_grad) for one in model.parameters()}
         return ModelParts(model, blocks, hollow, {id(hollow[id(one)]): one for one in model.parameters()})
-
-
-@dataclass(frozen=True)
-class BlockOutput:
-    """A block's output: its structure, and for each leaf a tensor to imitate, the number of an argument, or a plain
-    value."""
-
-    structure: Any
-    leaves: tuple[Any, ...]
-
-    def again(self, given: Sequence[Any]) -> Any:
-        made = [
-            given[leaf.number]
-            if isinstance(leaf, Argument)
-            else absent(leaf.shaped, leaf.device)
-            if isinstance(leaf, Absent)
-            else leaf
-            for leaf in self.leaves
-        ]
-        return tree_unflatten(made, self.structure)
-
-
-@dataclass(frozen=True)
-class Argument:
-    number: int
-
-
-PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device)
-
-
-def recipe_of(out: Any, given: Sequence[Any]) -> BlockOutput | None:
-    """How to make the same output again; None where that can't be told."""
-    places = {id(leaf): number for number, leaf in enumerate(given) if isinstance(leaf, Tensor)}
-    leaves, structure = tree_flatten(out)
-    kept: list[Any] = []
-    for leaf in leaves:
-        if isinstance(leaf, Tensor) and id(leaf) in places:
-            kept.append(Argument(places[id(leaf)]))
-        elif isinstance(leaf, (Absent, *PLAIN)):
-            kept.append(leaf)
-        else:
-            return None
-    return BlockOutput(structure, tuple(kept))
-
-
-def kind_of(leaf: Any) -> Any:
-    """The properties of one argument that a block's output shapes depend on."""
-    if isinstance(leaf, Tensor):
-        return type(leaf) is Absent, leaf.dtype, leaf.shape, leaf.stride()
-    return leaf if isinstance(leaf, PLAIN) else type(leaf)
 
 
 def has_absent(args: Any, kwargs: Any) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shoestring.show.page.sections.figures import comparison
 
 from shoestring.core.figures import Figure
 from shoestring.planning.quantities import MEASURABLE
@@ -244,3 +245,14 @@ def test_the_style_of_every_state_is_there() -> None:
     for state in ("finished", "running", "failed", "died"):
         assert f".{standing(made_report({'state': state})).tone}.pill" in STYLE
     assert ".diverged.pill" in STYLE and ".data-ended.pill" in STYLE and ".early.pill" in STYLE
+
+
+def test_steps_that_other_processes_held_up_are_marked_in_the_comparison() -> None:
+    report = {
+        "state": "finished",
+        "predicted": {"step_seconds": 0.1},
+        "measured": {"step_seconds": 1.1, "held_up": 0.9},
+    }
+    assert "90% of the time they waited for a core" in plain_text(comparison(made_report(report)))
+    report["measured"] = {"step_seconds": 1.1, "held_up": 0.05}
+    assert "waited for a core" not in plain_text(comparison(made_report(report)))
