@@ -28,12 +28,13 @@ from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.figures import Quantity
 from shoestring.core.technique import applied, in_order, parse_technique
+from shoestring.core.units import DECIMAL
 from shoestring.planning.choose import Chooser, best_or_asked, requested_candidate
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.planning.room import Candidate, Room
 
 DAMAGE = Quantity("damage", "damage", "share")
-SIZE = Quantity("size_bytes", "size")
+SIZE = Quantity("size_bytes", "size", DECIMAL)
 COLUMNS = (SIZE, Quantity("median_seconds", "an answer", "seconds"), DAMAGE)  # the columns of the table of plans
 NONE: Mapping[str, WeightFormat] = {}
 TRIES = 4  # allocations for a quality floor; each is corrected by the measured excess of the last one

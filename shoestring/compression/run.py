@@ -28,7 +28,7 @@ from shoestring.compression.session import CompressOptions, CompressSession
 from shoestring.compression.technique import CompressTechnique
 from shoestring.core.errors import OverBudget
 from shoestring.core.files.codec import Unreadable, finite_json, to_json
-from shoestring.core.units import bytes_text
+from shoestring.core.units import decimal_text
 from shoestring.runs.checkpoints.digest import weights_sha256
 from shoestring.runs.events.event import Begun, Finished, Planning, Warned
 from shoestring.runs.events.event_log import note
@@ -210,6 +210,6 @@ def calibration_text(work: CompressSession) -> str:
     """One line about the calibration."""
     known, given = work.plain.numbers(), work.given
     return (
-        f"{len(work.plan.details.allocation)} weights of {work.source.name}, {bytes_text(known['size_bytes'])} as they are, looked at on "
+        f"{len(work.plan.details.allocation)} weights of {work.source.name}, {decimal_text(known['size_bytes'])} as they are, looked at on "
         f"{len(given.calibration)} batches: {work.plan}"
     )

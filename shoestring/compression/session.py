@@ -53,11 +53,12 @@ from shoestring.core.figures import Figures, Quantity, figures
 from shoestring.core.job import Job
 from shoestring.core.running import random_state
 from shoestring.core.technique import technique_json
+from shoestring.core.units import DECIMAL
 from shoestring.runs.reports.plan_summary import UsedTechnique
 
 QUANTITIES = (
-    Quantity("size_bytes", "size on disk", counted=True),
-    Quantity("memory_bytes", "weights in memory", counted=True),
+    Quantity("size_bytes", "size on disk", DECIMAL, counted=True),
+    Quantity("memory_bytes", "weights in memory", DECIMAL, counted=True),
     Quantity("p50_seconds", "an answer, median", "seconds"),
     Quantity("p99_seconds", "an answer, 99 of 100", "seconds"),
     Quantity("damage", "damage (1 - fidelity)", "share"),

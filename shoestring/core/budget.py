@@ -13,7 +13,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from shoestring.core.errors import Mistake
-from shoestring.core.units import parse_bytes, parse_seconds, unit_text
+from shoestring.core.units import DECIMAL, parse_bytes, parse_seconds, unit_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,7 @@ class Budget:
     down: int | None = limit("down_bytes", "bytes")  # and downloads
     epsilon: float | None = limit("epsilon", "")  # privacy loss, with
     delta: float | None = limit("delta", "")  # this probability of a greater one
-    size: int | None = limit("size_bytes", "bytes")  # of the model on disk
+    size: int | None = limit("size_bytes", DECIMAL)  # of the model on disk
     latency: float | None = limit("latency_seconds", "seconds")  # of an answer, at
     percentile: float = 0.99  # this percentile
     quality: float | None = limit("quality", "share", least=True)  # least acceptable quality
@@ -129,11 +129,13 @@ class BrokenLimit:
 
 
 def value_of(name: str, unit: str, written: str | float) -> float:
-    if not isinstance(written, str) and (not isfinite(written) or (unit in ("bytes", "seconds") and written <= 0)):
+    if not isinstance(written, str) and (
+        not isfinite(written) or (unit in ("bytes", DECIMAL, "seconds") and written <= 0)
+    ):
         raise Mistake(
             f"{name}={written} is no limit: give a finite number{' above zero' * (unit in ('bytes', 'seconds'))}"
         )
-    if unit == "bytes":
+    if unit in ("bytes", DECIMAL):
         return parse_bytes(written if isinstance(written, str) else int(written))
     if unit == "seconds":
         return parse_seconds(written) if isinstance(written, str) else float(written)

@@ -65,7 +65,7 @@ class Figure:
         size = f"{100 * abs(self.off):.1f}" if abs(self.off) < 0.0995 else f"{100 * abs(self.off):,.0f}"
         way = "above" if self.off > 0 else "below"
         if self.quantity.counted and abs(self.off) < CLOSE:
-            return f"{by:,} {self.quantity.unit} {way}" if by else AS
+            return f"{by:,} {self.quantity.unit.split()[-1]} {way}" if by else AS
         return f"{size} % {way}" if float(size.replace(",", "")) else AS
 
     @property

@@ -85,6 +85,24 @@ def bytes_text(size: float, up: bool = False) -> str:
     return f"{size:,.{digits}f} {unit}"
 
 
+DECIMAL = "decimal bytes"  # unit of sizes on disk and in downloads, which are written as 16MB
+
+
+def decimal_text(size: float, up: bool = False) -> str:
+    """The same in units of a thousand, of which 115 kB never becomes 112 KiB beside it.
+
+    >>> decimal_text(15_800_000), decimal_text(512), decimal_text(999_999), decimal_text(2001, up=True)
+    ('15.8 MB', '512 B', '1.00 MB', '2.01 kB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 999.5 or unit == "GB":
+            break
+        size /= 1000
+    digits = 0 if unit == "B" or abs(size) >= 99.95 else 1 if abs(size) >= 9.995 else 2
+    size = ceil(size * 10**digits) / 10**digits if up else size
+    return f"{size:,.{digits}f} {unit}"
+
+
 def seconds_text(seconds: float) -> str:
     """A time for people.
 
@@ -128,6 +146,8 @@ def unit_text(value: float, unit: str) -> str:
     """
     if unit == "bytes":
         return bytes_text(value)
+    if unit == DECIMAL:
+        return decimal_text(value)
     if unit == "seconds":
         return seconds_text(value)
     if unit == "share":
@@ -146,8 +166,8 @@ def limit_text(value: float, unit: str, least: bool = False) -> str:
     >>> limit_text(1.0, "share", least=True), limit_text(0.5, "share", least=True), limit_text(1234567.8, "")
     ('100 %', '50 %', '1.23457e+06')
     """
-    if unit == "bytes":
-        return bytes_text(value, up=True)
+    if unit in ("bytes", DECIMAL):
+        return (bytes_text if unit == "bytes" else decimal_text)(value, up=True)
     if unit == "seconds" and 0 < value < 100:
         digits = min(2 - floor(log10(value)), DIGITS)
         return seconds_text(ceil(value * 10**digits) / 10**digits)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.files.regular import file_sha256
-from shoestring.core.units import bytes_text
+from shoestring.core.units import DECIMAL, unit_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ def option_text(name: str, value: Any) -> str:
     if value is True:
         return "given"
     return (
-        bytes_text(value)
+        unit_text(value, DECIMAL if name == "size" else "bytes")
         if name in ("memory", "size") and isinstance(value, (int, float))
         else f"the file with digest {value[:8]}"
         if name == "plan"

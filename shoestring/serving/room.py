@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from shoestring.core.figures import Quantity
 from shoestring.core.technique import applied, in_order, parse_technique
+from shoestring.core.units import DECIMAL
 from shoestring.planning.choose import Chooser, best_or_asked, requested_candidate
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.planning.room import Candidate, Room
@@ -20,7 +21,7 @@ QUANTITIES = (
     Quantity("process_bytes", "processes"),
     Quantity("latency_seconds", "an answer", "seconds"),
     RATE,
-    Quantity("size_bytes", "size"),
+    Quantity("size_bytes", "size", DECIMAL),
     Quantity("quality", "fidelity", "share"),
 )
 PER_REQUEST = Quantity("seconds_per_request", "a request", "seconds")

@@ -140,7 +140,7 @@ def test_of_two_in_one_folder_one_is_refused_and_the_other_is_watched(
     again = capsys.readouterr()
     assert json.loads(again.out) == report and "is there" not in again.err, "what is finished is reported"
     assert run([*words, "--size", "5KB"]) == 2
-    assert "--size changed: 3.91 KiB before, now 4.88 KiB. --fresh begins anew" in capsys.readouterr().err
+    assert "--size changed: 4.00 kB before, now 5.00 kB. --fresh begins anew" in capsys.readouterr().err
     assert run([*words, "--size", "5KB", "--fresh", "--json"]) == 0 and len(list(tmp_path.glob("small-before-*"))) == 1
 
 

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.calibration.expected_damage import LogitErrors, join_rows
+from shoestring.compression.calibration.expected_damage import LogitErrors, join_rows, logit_vectors
 from shoestring.compression.calibration.fidelity import (
     Fidelity,
     FidelitySums,
@@ -390,12 +390,12 @@ class Calibration:
         return errors.expected(found.fidelity)
 
     def logit_errors(self) -> LogitErrors:
-        return LogitErrors(self.measures, self.further_logits)
+        return LogitErrors(self.measures, lambda: self.further_logits)
 
     @cached_property
     def further_logits(self) -> dict[str, Tensor]:
         """Logits of the model on the calibration batches."""
-        return join_rows([self.outputs([batch])[0] for batch in self.batches], self.measures)
+        return join_rows([logit_vectors(self.outputs([batch])[0], self.measures) for batch in self.batches])
 
     def together(self, label: str) -> Damages:
         """The damage of vectors (biases, norms): too small to measure one by one, so all in this format are measured

@@ -12,7 +12,7 @@ which is an estimate: it is used only where the plain mean has a standard error 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -43,15 +43,15 @@ def logit_rows(tensor: Tensor, how: OutputMeasure) -> Tensor | None:
     return rows if 0 < len(rows) <= VECTORS and rows.shape[1] <= WIDEST else None
 
 
-def join_rows(outputs: Sequence[Outputs], measures: Sequence[OutputMeasure]) -> dict[str, Tensor]:
-    """The vectors of several batches, of every output whose errors can be applied to other samples."""
-    found = {}
-    for how in measures:
-        parts = [logit_rows(one[how.name], how) for one in outputs]
-        known = [one for one in parts if one is not None]
-        if known and len(known) == len(parts) and len({one.shape[1] for one in known}) == 1:
-            found[how.name] = torch.cat(known)[:VECTORS]
-    return found
+def logit_vectors(outputs: Outputs, measures: Iterable[OutputMeasure]) -> dict[str, Tensor]:
+    """The vectors of one batch, of every output whose errors can be applied to other samples."""
+    return {how.name: rows for how in measures if (rows := logit_rows(outputs[how.name], how)) is not None}
+
+
+def join_rows(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The vectors of several batches, of outputs that have some of the same width in all."""
+    names = [name for name in batches[0] if len({one[name].shape[1] if name in one else 0 for one in batches}) == 1]
+    return {name: torch.cat([one[name] for one in batches])[:VECTORS] for name in names}
 
 
 def crossed_damages(errors: Tensor, logits: Tensor, how: OutputMeasure) -> Tensor:
@@ -72,16 +72,18 @@ def crossed_damages(errors: Tensor, logits: Tensor, how: OutputMeasure) -> Tenso
 
 class LogitErrors:
     """Collects by how much a compressed model's logits are off, batch by batch, to estimate what it loses on other
-    samples. `others`: logits of the original on further samples."""
+    samples. `others`: returns logits of the original on further samples, if they are needed."""
 
-    def __init__(self, measures: Sequence[OutputMeasure], others: Mapping[str, Tensor]) -> None:
+    def __init__(self, measures: Sequence[OutputMeasure], others: Callable[[], Mapping[str, Tensor]]) -> None:
         self.measures, self.others = {one.name: one for one in measures}, others
         self.pairs: list[tuple[Outputs, Outputs]] = []  # compressed, original
 
     def add(self, found: Outputs, wanted: Outputs) -> None:
-        """Add one batch."""
-        rows = join_rows([found], tuple(self.measures.values())), join_rows([wanted], tuple(self.measures.values()))
-        self.pairs.append(rows)
+        """Add one batch, of as many vectors as are used."""
+        if not self.pairs or any(sum(len(one[name]) for one, _ in self.pairs) < VECTORS for name in self.pairs[0][0]):
+            self.pairs.append(
+                (logit_vectors(found, self.measures.values()), logit_vectors(wanted, self.measures.values()))
+            )
 
     def expected(self, fidelity: Fidelity) -> Fidelity:
         """The fidelity, with its means replaced by expected ones where samples tell too little."""
@@ -89,12 +91,13 @@ class LogitErrors:
 
     def expected_output(self, known: OutputFidelity) -> OutputFidelity:
         error, name = known.standard_error, known.name
-        whole = all(name in found for found, _ in self.pairs)
-        if error is None or error <= UNSURE * known.damage or not whole:
+        if error is None or error <= UNSURE * known.damage:
             return known
-        found, wanted = (torch.cat([one[name] for one in some]) for some in zip(*self.pairs, strict=True))
-        errors = found[:VECTORS] - wanted[:VECTORS]
-        logits = torch.cat([wanted, self.others[name]]) if name in self.others else wanted
+        found, wanted = (join_rows(some).get(name) for some in zip(*self.pairs, strict=True))
+        if found is None or wanted is None:
+            return known
+        errors, others = found - wanted, self.others().get(name, wanted[:0])
+        logits = torch.cat([wanted, others]) if others.shape[1] == wanted.shape[1] else wanted
         each = crossed_damages(errors, logits[: max(1, PAIRS // errors.numel())], self.measures[name])
         spread = sum(float(one.var() / len(one)) for one in (each.mean(0), each.mean(1)) if len(one) > 1)
         return replace(known, mean=1 - float(each.mean()), standard_error=math.sqrt(spread))

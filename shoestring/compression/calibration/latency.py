@@ -12,7 +12,7 @@ compared are called alternately.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
@@ -98,14 +98,15 @@ def timings_in_turns(
     least: int,
     clock: Callable[[], float] = perf_counter,
     work: Callable[[], Effort] = effort,
+    enough: Callable[[Iterable[bool]], bool] = all,
 ) -> list[list[Timing]]:
     """Time several calls alternately: each for this many seconds and so often at least, and up to four times as long
-    while calls have to wait."""
+    while calls have to wait. `enough`: any, if it ends when the slowest call was timed for so long."""
     for call in calls:
         for _ in range(WARM):
             call()
     taken: list[list[Timing]] = [[] for _ in calls]
-    while not all(long_enough(one, seconds, least) for one in taken):
+    while not enough(long_enough(one, seconds, least) for one in taken):
         for call, mine in zip(calls, taken, strict=True):
             before, begin = work(), clock()
             call()
@@ -234,16 +235,17 @@ def extra_in_turns(packed: Sequence[Callable[[], Any]], plain: Sequence[Callable
     """Extra seconds of a packed operation beside the plain one, or beside nothing. Calls are made in turn, on different
     memory."""
     least = max(FEWEST_PAIRS, min(len(packed), 50))
-    return difference_of(*timings_in_turns([taking_turns(packed), taking_turns(plain)], TRIED, least))
+    calls = [taking_turns(one) for one in (packed, plain) if one]
+    timed = timings_in_turns(calls, TRIED, least, enough=any)
+    return difference_of(timed[0], timed[1] if plain else [Timing(0.0, 0.0)] * len(timed[0]))
 
 
-def taking_turns(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
-    """A function that makes the next call at every use; without calls, it does nothing."""
+def taking_turns(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    """A function that makes the next call at every use."""
     order = cycle(calls)
 
-    def one() -> None:
-        if calls:
-            next(order)()
+    def one() -> Any:
+        return next(order)()
 
     return one
 

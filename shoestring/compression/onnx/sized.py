@@ -20,7 +20,7 @@ from shoestring.compression.room import compressed_model
 from shoestring.compression.session import CompressSession
 from shoestring.core.batch import Batch
 from shoestring.core.errors import OverBudget
-from shoestring.core.units import bytes_text
+from shoestring.core.units import decimal_text
 
 TRIES = 6  # plans; each is smaller by the excess of the previous file
 MARGIN = 64  # additional bytes by which a plan is made smaller, because shapes and names differ slightly
@@ -78,8 +78,8 @@ def onnx_file(session: CompressSession, path: Path, fast: bool) -> tuple[Compres
         else ("ONNX has numbers of 4, 8, 16 and 32 bits, and the graph takes bytes too")
     )
     raise OverBudget(
-        f"the smallest ONNX file that was found takes {bytes_text(least)} ({least:,.0f} bytes), and "
-        f"{bytes_text(size or 0)} was asked for with --size: {way}; allow {least:,.0f} bytes, or leave --to out and keep the packed "
+        f"the smallest ONNX file that was found takes {decimal_text(least)} ({least:,.0f} bytes), and "
+        f"{decimal_text(size or 0)} was asked for with --size: {way}; allow {least:,.0f} bytes, or leave --to out and keep the packed "
         f"folder",
         smallest.plan,
     )

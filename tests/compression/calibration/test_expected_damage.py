@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from statistics import median
 
 import torch
@@ -27,7 +28,7 @@ def estimates(
     plain, expected = [], []
     for number, (mine, theirs) in enumerate(said):
         begin = number * 2 * FEW + FEW
-        errors = LogitErrors([how], {"y": wanted[begin : begin + FEW]})
+        errors = LogitErrors([how], partial(dict, y=wanted[begin : begin + FEW]))
         errors.add(mine, theirs)
         told = fidelity([mine], [theirs], [how])
         plain += told.outputs

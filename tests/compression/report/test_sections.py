@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from shoestring.compression.report.amounts import size_text
 from shoestring.compression.report.compress_report import CompressReport
 from shoestring.compression.report.frontier_section import box_of, frontier
 from shoestring.compression.report.sections import compression_page
+from shoestring.compression.room import SIZE
 from shoestring.compression.run import draw_page
+from shoestring.compression.session import QUANTITIES
 from shoestring.core.files.codec import Unreadable, finite_json, from_json
 from shoestring.runs.folder import Folder
 from shoestring.runs.reports.report import report_of
@@ -418,3 +421,8 @@ def test_words_lie_inside_and_over_no_others_wherever_the_points_are(measured: f
                 left < other[2] - 0.2 and other[0] < right - 0.2 and top < other[3] - 0.2 and other[1] < bottom - 0.2
                 for other in boxes[place + 1 :]
             )
+
+
+@pytest.mark.parametrize("size", [512, 1000, 9_996, 99_951, 117_345, 999_499, 999_500, 15_800_000, 2_000_000_000])
+def test_the_page_and_the_terminal_tell_a_size_alike(size: int) -> None:
+    assert size_text(size).replace("\N{NO-BREAK SPACE}", " ") == QUANTITIES[0].text(size) == SIZE.text(size)
