@@ -44,8 +44,8 @@ def logit_rows(tensor: Tensor, how: OutputMeasure) -> Tensor | None:
 
 
 def logit_vectors(outputs: Outputs, measures: Iterable[OutputMeasure]) -> dict[str, Tensor]:
-    """The vectors of one batch, of every output whose errors can be applied to other samples."""
-    return {how.name: rows for how in measures if (rows := logit_rows(outputs[how.name], how)) is not None}
+    """Copies of the vectors of one batch, of every output whose errors can be applied to other samples."""
+    return {how.name: rows.clone() for how in measures if (rows := logit_rows(outputs[how.name], how)) is not None}
 
 
 def join_rows(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -74,10 +74,10 @@ class FrozenCell:
 
 
 class FrozenGlobals:
-    """The globals that a function's code names."""
+    """Globals that a function uses. Some may not exist yet."""
 
-    def __init__(self, function: FunctionType) -> None:
-        self.space, self.names = function.__globals__, names_in(function.__code__)
+    def __init__(self, function: FunctionType, names: frozenset[str] | set[str]) -> None:
+        self.space, self.names = function.__globals__, names
         self.then = self.now()
 
     def now(self) -> dict[str, Any]:
@@ -94,15 +94,15 @@ class FrozenGlobals:
 
 
 class FrozenClass:
-    """The attributes of a class."""
+    """The attributes of a class. No method of its metaclass is called."""
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
         self.then = self.now()
 
     def now(self) -> dict[str, Any]:
-        names = type.__dict__["__dict__"].__get__(self.kind)
-        return {name: value for name, value in names.items() if not name.startswith("_")}
+        names, hidden = type.__dict__["__dict__"].__get__(self.kind), ("__", "_abc_")  # Python's own
+        return {name: value for name, value in names.items() if not name.startswith(hidden)}
 
     def same(self) -> bool:
         now = self.now()
@@ -113,7 +113,7 @@ class FrozenClass:
         for name in now.keys() - self.then.keys():
             type.__delattr__(self.kind, name)
         for name, value in self.then.items():
-            if now.get(name) is not value:
+            if name not in now or now[name] is not value:
                 type.__setattr__(self.kind, name, value)
 
 
@@ -161,7 +161,7 @@ def pictures_of(one: Any) -> Iterator[Frozen]:
             yield FrozenClass(one)
     elif kind is FunctionType:
         if not is_of_library(one.__globals__):
-            yield FrozenGlobals(one)
+            yield FrozenGlobals(one, names_in(one.__code__))
     elif kind is CellType:
         yield FrozenCell(one)
     elif issubclass(kind, Tensor):

@@ -22,66 +22,8 @@ from torch import nn
 
 from shoestring.core.job import Job
 from shoestring.measure.holdings import is_of_library
+from shoestring.training.evidence.as_found import FrozenCell, FrozenClass, FrozenGlobals
 from shoestring.training.memory.recompute.block_state import DEPTH, BlockState, Frozen
-
-
-class FrozenCell:
-    """The value of a closure variable, to be restored."""
-
-    def __init__(self, cell: CellType) -> None:
-        self.cell, self.then = cell, cell.cell_contents
-
-    def same(self) -> bool:
-        return self.cell.cell_contents is self.then
-
-    def put(self) -> None:
-        self.cell.cell_contents = self.then
-
-
-class FrozenGlobals:
-    """The values of the globals that a function uses, to be restored. Some may not exist yet."""
-
-    def __init__(self, function: FunctionType) -> None:
-        self.function, self.names = function, globals_used(function.__code__)
-        self.then = self.now()
-
-    def now(self) -> dict[str, Any]:
-        space = self.function.__globals__
-        return {name: space[name] for name in self.names if name in space}
-
-    def same(self) -> bool:
-        now = self.now()
-        return now.keys() == self.then.keys() and all(now[name] is value for name, value in self.then.items())
-
-    def put(self) -> None:
-        space = self.function.__globals__
-        for name in self.now().keys() - self.then.keys():
-            del space[name]
-        space.update(self.then)
-
-
-class FrozenClass:
-    """The attributes of a class, to be restored. No method of its metaclass is called."""
-
-    def __init__(self, kind: type) -> None:
-        self.kind = kind
-        self.then = self.now()
-
-    def now(self) -> dict[str, Any]:
-        hidden = ("__", "_abc_")  # Python's own
-        return {name: value for name, value in vars_of(self.kind).items() if not name.startswith(hidden)}
-
-    def same(self) -> bool:
-        now = self.now()
-        return now.keys() == self.then.keys() and all(now[name] is value for name, value in self.then.items())
-
-    def put(self) -> None:
-        now = self.now()
-        for name in now.keys() - self.then.keys():
-            type.__delattr__(self.kind, name)
-        for name, value in self.then.items():
-            if name not in now or now[name] is not value:
-                type.__setattr__(self.kind, name, value)
 
 
 class JobState(BlockState):
@@ -134,7 +76,7 @@ class JobState(BlockState):
 
     def follow_function(self, function: FunctionType, found: dict[int, Frozen]) -> None:
         library = is_of_library(function.__globals__)
-        used = FrozenGlobals(function)
+        used = FrozenGlobals(function, globals_used(function.__code__))
         if not library:
             found[id(function)] = used
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
