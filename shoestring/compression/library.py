@@ -80,7 +80,7 @@ def compress(
     job         for a run or weights: the job file, a Job, or a function that returns one; it makes the model and its data.
                 A run of a built-in job needs none; a job file that a run names is not executed. Number flags are the run's, text flags must
                 be given again
-    size, latency, keep    limits: bytes on disk, latency of one sample (99th percentile), least fidelity on unseen data
+    size, latency, keep    limits: bytes on disk, latency of one sample ("5ms": 99th percentile; "5ms@90%"), least fidelity on unseen data
     metric      bound on a metric of the job: "accuracy>=0.91"
     use         exactly these techniques instead of choosing: ["Quantize(bits=4)"]
     fidelity    how outputs are compared: "cosine", "kl", "binary" or "r2"; "auto": inferred for each output from the job's loss
