@@ -11,6 +11,7 @@ from torch import nn
 
 from shoestring.compression.arguments import CompressArguments
 from shoestring.compression.load import load
+from shoestring.compression.room import named_techniques
 from shoestring.compression.run import CompressRun, check_source, draw_page, held_folder, options_of
 from shoestring.compression.session import loaded_model
 from shoestring.compression.source import (
@@ -120,7 +121,7 @@ def compress(
     with Session(held_folder(found, Path(out), arguments), draw_page, by_script=True) as session:
         played = session.play(CompressRun(session, found, arguments, given))
         assert played.report is not None, "a compression that ends is finished"
-        return Smaller(loaded_model(found, Path(out)), Path(out), played.report)
+        return Smaller(loaded_model(found, Path(out), named_techniques(given)), Path(out), played.report)
 
 
 def source_of(

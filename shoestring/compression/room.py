@@ -235,6 +235,11 @@ def compress_model(
     return place_and_decode(replace(made, forms={**made.forms, **learned}))
 
 
+def named_techniques(use: Sequence[str | CompressTechnique] | None) -> list[CompressTechnique]:
+    """The techniques that the user named or, in a script, made."""
+    return [parse_technique(one, CATALOGUE) if isinstance(one, str) else one for one in use or ()]
+
+
 def plan_compression(
     cost: ModelCost, original: nn.Module, checked: Sequence[Batch], use: Sequence[str | CompressTechnique] | None = None
 ) -> CompressOutcome:
@@ -243,6 +248,6 @@ def plan_compression(
     plain = room.confirm(requested_candidate((), cost))
     techniques = None
     if use is not None:
-        techniques = in_order(parse_technique(one, CATALOGUE) if isinstance(one, str) else one for one in use)
+        techniques = in_order(one.within(cost.wanted) for one in named_techniques(use))
         cost = replace(cost, forced=True)
     return best_or_asked(Chooser(room, cost), cost.wanted, plain, techniques)

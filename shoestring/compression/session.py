@@ -44,6 +44,7 @@ from shoestring.compression.exits.measured import ExitsMeasurement, exits_measur
 from shoestring.compression.formats.manifest import MANIFEST, TENSORS
 from shoestring.compression.formats.packed_folder import PackedModel, write_into
 from shoestring.compression.formats.packed_modules import memory_of
+from shoestring.compression.load import built_edits
 from shoestring.compression.room import (
     CompressionDetails,
     CompressOutcome,
@@ -202,7 +203,7 @@ class CompressSession:
 
     def reload(self, target: Path, made: nn.Module) -> nn.Module:
         """The folder as a user will load it; its outputs must be bit-equal to those of the model in memory."""
-        loaded = loaded_model(self.source, target)
+        loaded = loaded_model(self.source, target, self.plan.techniques)
         study, sample = self.plan.details.cost.study, self.given.unseen[:1]
         if not same(study.outputs(sample, loaded)[0], study.outputs(sample, made)[0]):
             raise Mistake(
@@ -369,8 +370,9 @@ def amount(told: Figures, name: str, times: float = 1.0) -> Amount:
     return Amount(*(None if value is None else value * times for value in (one.predicted, one.measured)))
 
 
-def loaded_model(source: ModelSource, target: Path) -> nn.Module:
-    """The folder's model, built by the job; of an ONNX file, the file as onnxruntime runs it."""
+def loaded_model(source: ModelSource, target: Path, techniques: Sequence[CompressTechnique] = ()) -> nn.Module:
+    """The folder's model, built by the job, and by those that techniques name; of an ONNX file, the file as onnxruntime
+    runs it."""
     if source.file is not None:
         from shoestring.compression.onnx.file_module import OnnxFileModule
 
@@ -378,7 +380,8 @@ def loaded_model(source: ModelSource, target: Path) -> nn.Module:
     packed = PackedModel(target)
     trim()  # before a whole model is allocated
     with random_state.fork_rng():
-        found = packed.fill(apply_edits(source.job.model(), packed.edits))
+        small = next((one.small_job for one in techniques if one.small_job), None)
+        found = packed.fill(apply_edits(source.job.model(), built_edits(packed, None, small)))
     trim()  # frees its initial weights
     return found
 

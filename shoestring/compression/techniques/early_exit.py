@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
 from shoestring.compression.calibration.calibration import Calibration
-from shoestring.compression.calibration.latency import Latency
 from shoestring.compression.exits.blocks import chain_of
 from shoestring.compression.exits.confidence import MEASURES
 from shoestring.compression.exits.early_exit import EarlyExitModel, Head
-from shoestring.compression.exits.evidence import closeness, gather_evidence, seconds_by_part
+from shoestring.compression.exits.evidence import closeness
 from shoestring.compression.exits.thresholds import NEVER, ExitEvidence, Point, Thresholds, calibrate, operate
 from shoestring.compression.exits.trained_heads import trained_heads, with_heads
-from shoestring.compression.exits.within_seconds import latency_at, least_damage
+from shoestring.compression.exits.within_seconds import least_damage
 from shoestring.compression.technique import STRUCTURE, ModelCost
-from shoestring.compression.techniques.restructure import Restructure
+from shoestring.compression.techniques.leave_early import (
+    FoundExits,
+    LeaveEarly,
+    evidence_of,
+    expected_entry,
+    predicted_latency,
+)
 from shoestring.core.errors import Mistake
 
 LARGEST = 1 << 20  # largest width, number of classes or grid of a head that a folder may claim
@@ -27,16 +32,8 @@ SPARE = 0.95  # share of a latency's limit that the planner plans exits for: tim
 DIGITS = 3  # of the seconds that it writes
 
 
-class FoundExits(NamedTuple):
-    """A model with exits, and what is expected of them."""
-
-    early: EarlyExitModel
-    point: Point  # loss: share of the samples with another class
-    latency: Latency | None  # of an answer; None: not timed
-
-
 @dataclass(frozen=True)
-class EarlyExit(Restructure):
+class EarlyExit(LeaveEarly):
     """Add a classifier head after every `every` blocks; a sample leaves at the first head that is confident enough, and
     the rest of the batch continues. The model itself is not changed: heads are trained towards its outputs on the
     calibration samples, without labels,
@@ -102,29 +99,6 @@ class EarlyExit(Restructure):
             every = 1  # refused with this reason
         return (cls(every=every, loss=1.0, seconds=float(f"{SPARE * limit:.{DIGITS}g}"), share=share),)
 
-    def restructure(self, study: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
-        found = self.exits_for(study)
-        return found.early, edit_of(found), ()
-
-    def derive(self, study: Calibration) -> Calibration:
-        return replace(super().derive(study), predicted=self.exits_for(study).latency)
-
-    def exits_for(self, study: Calibration) -> FoundExits:
-        """The exits, made once. Raises Mistake if none is worth its head, or the model can't have any."""
-        found = study.parts(f"exits of {self}", lambda: self.try_exits(study))
-        if isinstance(found, Mistake):
-            raise found
-        assert isinstance(found, FoundExits), "it was stored so"
-        return found
-
-    def try_exits(self, study: Calibration) -> FoundExits | Mistake:
-        try:
-            return self.find_exits(study)
-        except Mistake as error:
-            return error
-        except (RuntimeError, TypeError, AttributeError, LookupError, ValueError, ArithmeticError) as error:
-            return Mistake(f"exits can't be added to this model: {type(error).__name__}: {str(error)[:200]}")
-
     def find_exits(self, study: Calibration) -> FoundExits:
         blocks = len(chain_of(study.model))
         after = tuple(range(self.every, blocks, self.every))
@@ -137,9 +111,7 @@ class EarlyExit(Restructure):
             lambda: trained_heads(study.model, study.batches, study.forward, after, self.steps),
         )
         every = with_heads(study.model, heads, None, self.measure)
-        batches = seconds_by_part(every, study.others[0], forward=study.forward)
-        evidence = gather_evidence(every, study.others, batches, forward=study.forward)
-        single = replace(evidence, **seconds_by_part(every, study.sample, forward=study.forward)._asdict())
+        evidence, single = evidence_of(study, every)
         if self.seconds:
             point = operate(evidence, self.thresholds_in_time(study, every, single))
         else:
@@ -149,8 +121,8 @@ class EarlyExit(Restructure):
                 f"no exit is worth its head with {self.loss:g} of the answers other than the whole model's: allow a larger loss, "
                 f"give the Job more held-out data, or train heads with the model (docs/exits.md)"
             )
-        told = latency_at(single, point, study.clock.plain) if study.timed else None
-        return FoundExits(with_heads(study.model, heads, point.thresholds, self.measure), point, told)
+        early = with_heads(study.model, heads, point.thresholds, self.measure)
+        return FoundExits(early, edit_of(early, point), predicted_latency(study, single, point))
 
     def thresholds_in_time(self, study: Calibration, early: EarlyExitModel, single: ExitEvidence) -> Thresholds:
         close = replace(single, right=closeness(early, study.others, study.forward))
@@ -163,9 +135,8 @@ class EarlyExit(Restructure):
         return best
 
 
-def edit_of(found: FoundExits) -> dict[str, Any]:
+def edit_of(early: EarlyExitModel, point: Point) -> dict[str, Any]:
     """The manifest's entry to make the exits again, and what to expect of them."""
-    early, point = found.early, found.point
     told = []
     for number in early.after:
         head = early.heads[str(number)]
@@ -173,14 +144,12 @@ def edit_of(found: FoundExits) -> dict[str, Any]:
         told.append(
             {"classes": head.classify.out_features, "pool": head.pool, "grid": head.grid, "width": width_of(head)}
         )
-    on = [*(one < NEVER for one in point.thresholds), True]
-    expected = {name: asdict(point)[name] for name in ("speedup", "loss", "rows")}
     return {
         "kind": "exits",
         "after": list(early.after),
         "heads": told,
         "measure": early.measure,
-        "expected": {**expected, "shares": [one for one, used in zip(point.shares, on, strict=True) if used]},
+        "expected": expected_entry(point),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
 import shoestring
 from shoestring import Job, Mistake
@@ -143,18 +142,6 @@ def test_an_onnx_file_is_refused(file: Path, tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="each takes its own way"):
         export_onnx(small.model, default_forward, data(file)["batch"](0), tmp_path / "a.onnx")
     assert not (tmp_path / "a.onnx").exists()
-
-
-@pytest.fixture
-def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedWork]:
-    """Everything that is timed is counted in operations instead."""
-    clock = CountedWork()
-    for module in ("calibration.latency", "exits.evidence"):
-        monkeypatch.setattr(f"shoestring.compression.{module}.perf_counter", clock)
-    monkeypatch.setattr("shoestring.compression.calibration.latency.effort", clock.effort)
-    hook = register_module_forward_hook(clock.note)
-    yield clock
-    hook.remove()
 
 
 def planned(work: CountedWork, limit: float, job: Job | None = None) -> CompressSession:
