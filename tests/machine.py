@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.hardware import Hardware, measured_group
-from shoestring.core.sum_costs import Rate
-from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE
+from shoestring.core.costs.hardware import Hardware, measured_group
+from shoestring.core.workers.sum_costs import Rate
+from shoestring.core.workers.sums import LIBRARY, MEMORY, NAIVE, RING, TREE
 from shoestring.measure import probe
 from shoestring.measure.load import Effort
 from shoestring.measure.process import memory_all

@@ -7,7 +7,8 @@ an object's references, so no method of the user's is called and no property rea
     globals      those that a function's code names, and all of a job file. Globals of installed packages, Python's library and ours
                  hold nothing of the job, and are not followed
     not seen     until an operation uses it: tensors held only by C++ (a TorchScript module) or by globals of an installed package. Never
-                 seen: memory that belongs to no tensor (NumPy arrays, packed weights of quantized layers)
+                 seen: memory that belongs to no tensor (NumPy arrays, packed weights of quantized layers), and what autograd keeps for
+                 a tensor that was computed with gradients before training
     not counted  tensors in a mapped file, whose memory the kernel can take back; tensors without memory (on the meta device)
 """
 
@@ -17,6 +18,7 @@ import gc
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from importlib.machinery import ModuleSpec
@@ -30,10 +32,10 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.job import Job
-from shoestring.core.link import Link
-from shoestring.core.mesh import Mesh
 from shoestring.core.private import LOADER_ITERATORS, FakeTensor, dense_parts, storage_address, storage_id
-from shoestring.core.run import Run
+from shoestring.core.running.run import Run
+from shoestring.core.workers.link import Link
+from shoestring.core.workers.mesh import Mesh
 
 OURS = "shoestring"
 LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", OURS}  # packages whose globals never hold anything of a job
@@ -154,6 +156,8 @@ def tensors_in(roots: Iterable[object]) -> Iterator[Tensor]:
             seen.add(id(one))
             if issubclass(kind, Tensor):
                 yield one
+            if kind in (Tensor, nn.Parameter) and one.is_leaf:  # the collector does not know of gradients
+                stack.append([one.grad])
             if not issubclass(kind, (*CLOSED, FakeTensor)):
                 stack.append(one)
 
@@ -177,7 +181,10 @@ def referents(one: Any, given: set[int]) -> Iterable[Any]:
             one
         )  # its names, and its bases in tuples; reading them off the class would call its metaclass
         names = next((each for each in found if type(each) is dict), {})
-        return () if is_of_library(names) else [*names.values(), *(each for each in found if type(each) is tuple)]
+        bases = (each for each in found if type(each) is tuple)
+        return () if is_of_library(names) else [*names.values(), *bases, kind]
+    if kind is ContextVar:
+        return [one.get(None), *gc.get_referents(one)]
     if kind is np.ndarray and one.dtype.hasobject:
         return list(one.flat)
     return gc.get_referents(one)
@@ -215,9 +222,13 @@ def objects_of_function(function: FunctionType) -> list[Any]:
 
 def named_globals(function: FunctionType) -> Iterator[Any]:
     """The globals that a function's code names, and attributes of modules that it names with them
-    (`helpers.teacher`)."""
-    names = names_in(function.__code__)
-    spaces, seen = [function.__globals__], set()
+    (`helpers.teacher`), also of those that it imports itself."""
+    names, own = names_in(function.__code__), function.__globals__
+    package = own.get("__package__")
+    near = {f"{package}.{name}" for name in names} if type(package) is str and package else set()
+    imported = (sys.modules[name] for name in (names | near) & sys.modules.keys())
+    inside = (ModuleType.__getattribute__(one, "__dict__") for one in imported if issubclass(type(one), ModuleType))
+    spaces, seen = [own, *(one for one in inside if not is_of_library(one))], set[int]()
     while spaces:
         space = spaces.pop()
         seen.add(id(space))

@@ -17,15 +17,16 @@ from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from shoestring.core.codec import from_json
 from shoestring.core.errors import Crashed
-from shoestring.core.signals import is_ignored
+from shoestring.core.files.codec import from_json
+from shoestring.core.running.signals import is_ignored
 from shoestring.processes.messages import Answer, Cause, Failure, Happened, OutOfMemory, read_message
 from shoestring.processes.signals import stopping_gently
+from shoestring.processes.standstill import Silence, deadline_of, lines_in_time, no_answer, see_out, standing_place
 from shoestring.processes.streams import closed_files, standard_files
 from shoestring.processes.task import JobTask, R, Task, task_text
-from shoestring.runs.checkpoints import newest_good
-from shoestring.runs.event import Event
+from shoestring.runs.checkpoints.checkpoints import newest_good
+from shoestring.runs.events.event import Event
 
 MOST_SAID = 1 << 16  # bytes of a worker's output that are shown when it failed
 
@@ -41,7 +42,7 @@ def run_worker(
     `lock`.
 
     `on_stop` is called when the worker was asked to stop. Output of a job that is only measured has been shown before:
-    it is shown again only if the worker fails.
+    it is shown again only if the worker fails. Raises NoAnswer if the worker was silent for too long.
     """
     with ExitStack() as stack:
         stack.enter_context(standard_files())
@@ -60,7 +61,7 @@ def run_child(
     aside: IO[bytes] | None,
 ) -> R:
     """Do a task in a child process that prints to `aside`, or where we print."""
-    kills = memory_kills()
+    kills, deadline = memory_kills(), deadline_of(task)
     reader, writer = os.pipe()
     child = subprocess.Popen(
         [sys.executable, "-m", "shoestring.processes.worker", str(writer)],
@@ -81,19 +82,23 @@ def run_child(
         child.stdin.close()
         stopped = StoppingWorker(child)
         with (
-            os.fdopen(reader, encoding="utf-8") as lines,
+            os.fdopen(reader, "rb") as pipe,
             stopping_gently(stopped, asked, on_stop) if task.run_folder else nullcontext(),
         ):
-            for message in map(read_message, lines):
+            for message in map(read_message, lines_in_time(pipe.fileno(), deadline)):
                 if isinstance(message, (Answer, Failure)):
                     last = message
                 elif isinstance(message, Happened):
                     stopped.listens = True
                     on_event(message.event)
-            child.wait()
-    except BaseException:
+            see_out(child)
+    except BaseException as error:
+        silent = isinstance(error, Silence)
+        place = standing_place(child, aside) if silent and aside is not None else ""
         child.kill()
         child.wait()
+        if silent:
+            raise no_answer(task, place) from None
         raise
     wants_trace = isinstance(task, JobTask) and task.traceback
     if aside is not None and (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoestring.core.arguments import argument, dataclass, group
 from shoestring.core.budget import PERCENTILE, Budget, parsed_latency
+from shoestring.core.command_line.arguments import argument, dataclass, group
 from shoestring.core.errors import Mistake
 
 

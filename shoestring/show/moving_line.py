@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from shoestring.show.output import screen
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
@@ -36,6 +38,11 @@ class MovingLine:
         print(text, file=self.stream)
         if before:
             self.show(before)
+
+    def remind(self, text: str) -> None:
+        """Show that something still goes on: in place of the line, cut to its width; on a pipe, as another one."""
+        width = screen(self.stream).width
+        self.show(text if width is None else text[: width - 1])
 
     def clear(self) -> None:
         """Erase the line."""

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from shoestring.core.command import Call
+from shoestring.core.command_line.command import Call
 from shoestring.processes import streams
-from shoestring.runs.event import Begun, Stepped, Validated, Warned
-from shoestring.runs.event_log import Events
+from shoestring.runs.events.event import Begun, Stepped, Validated, Warned
+from shoestring.runs.events.event_log import Events
+from shoestring.runs.events.history import History
 from shoestring.runs.folder import Folder
-from shoestring.runs.history import History
-from shoestring.runs.report import report_of
+from shoestring.runs.reports.report import report_of
 from shoestring.show.moving_line import MovingLine
 from shoestring.show.page.words import seconds_left
 from shoestring.show.terminal import Screen
@@ -120,7 +120,7 @@ def test_a_run_that_goes_on_has_the_same_time_left_in_terminal_and_page(
 
 def test_planning_says_what_it_does_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream := Terminal())
-    monkeypatch.setattr("shoestring.training.commands.progress.screen", lambda stream: Screen(60))
+    monkeypatch.setattr("shoestring.show.moving_line.screen", lambda stream: Screen(60))
     with telling(Call("train")) as doing:
         doing("timing a real step", 14.0)
         assert standing(stream.getvalue()) == ["planning, about 14 s: timing a real step …"]

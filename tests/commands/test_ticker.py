@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from shoestring.core.command import Call
+from shoestring.core.command_line.command import Call
 from shoestring.core.job import Job
-from shoestring.runs.event import Begun, Stepped
+from shoestring.runs.events.event import Begun, Stepped
 from shoestring.runs.folder import Folder
 from shoestring.runs.request import Request
 from shoestring.runs.resume import OpenedRun
 from shoestring.show.moving_line import MovingLine
+from shoestring.show.terminal import Screen
 from shoestring.show.ticker import LONGEST, LOOKS, Ticker
 from shoestring.training.commands.progress import Shower
 
@@ -46,6 +47,19 @@ def test_what_takes_long_is_told_again_and_again_and_never_later_than_ten_second
         said[0][1] == "planning: trying 3 real steps, 9 s so far …"
         and said[-1][1] == "planning: trying 3 real steps, 54 s so far …"
     )
+
+
+def test_a_terminal_too_is_told_since_when_nothing_came(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoestring.show.moving_line.screen", lambda stream: Screen(40))
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    line = MovingLine(stream)
+    ticker = Ticker(line.remind, clock)
+    line.show("step 12")
+    ticker.begin("training, after step 12")
+    clock.now += 130
+    ticker.tick()
+    assert line.shown == "training, after step 12, 2 min so far …"
 
 
 def test_who_says_something_is_not_interrupted(clock: Clock) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Job
-from shoestring.core import random_state
+from shoestring.core.running import random_state
 from shoestring.jobfile import load_job
 from shoestring.measure.holdings import tensors_in
 from shoestring.measure.timeline import peak
@@ -23,7 +25,7 @@ from shoestring.training.evidence.rehearse import rehearse, track
 from shoestring.training.execution import training
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
 from tests.allocator import account
 from tests.models import seeded
 
@@ -173,6 +175,39 @@ def decorated() -> Loss:
     )  # torch's wrapper holds the function
 
 
+def in_context_variable() -> Loss:
+    held: ContextVar[Any] = ContextVar("held")
+    held.set(teacher())
+    return lambda output, batch: taught(output, batch, held.get())
+
+
+class Meta(type):
+    knows: Any = None
+
+
+class OfMeta(metaclass=Meta):
+    @staticmethod
+    def loss(output: Tensor, batch: Batch) -> Tensor:
+        return taught(output, batch, OfMeta.knows)
+
+
+def in_metaclass() -> Loss:
+    Meta.knows = teacher()
+    return OfMeta.loss
+
+
+def in_module_imported_late() -> Loss:
+    sys.modules["late_helper"] = module = ModuleType("late_helper")
+    vars(module)["of"] = SimpleNamespace(knows=teacher())
+
+    def loss(output: Tensor, batch: Batch) -> Tensor:
+        import late_helper  # type: ignore[import-not-found]
+
+        return taught(output, batch, late_helper.of.knows)
+
+    return loss
+
+
 def as_script() -> Loss:
     knows = torch.jit.trace(teacher(), torch.zeros(2, 1, WIDTH))  # type: ignore[no-untyped-call]
     return lambda output, batch: taught(output, batch, knows)
@@ -192,6 +227,9 @@ PLACES = (
     in_cache,
     in_array_of_objects,
     decorated,
+    in_context_variable,
+    in_metaclass,
+    in_module_imported_late,
     as_script,
 )
 
@@ -220,6 +258,23 @@ def test_a_teacher_is_counted_wherever_the_loss_keeps_it(place: Callable[[], Los
         assert predicted.bytes == measured.bytes and dict(predicted.parts) == dict(measured.parts), plan
     if place is not as_script:  # what C++ holds counts from its first use on, and has no role
         assert dict(measured.parts)["constants"] == HELD
+
+
+def test_gradients_that_a_teacher_has_are_counted() -> None:
+    """Nobody froze it, and it was trained."""
+
+    def made() -> Job:
+        knows = teacher()
+        knows(torch.ones(2, 1, WIDTH)).sum().backward()
+        return Job(model=small, data=batches, loss=lambda output, batch: taught(output, batch, knows))
+
+    def work() -> Any:
+        job = made()
+        return track(job, (), seeded(job))
+
+    assert not account(work).unseen
+    predicted, measured = peak(rehearse(made(), ())), peak(work())
+    assert predicted == measured and dict(measured.parts)["constants"] == 2 * HELD
 
 
 class InMemory(torch.utils.data.Dataset[Batch]):

@@ -17,9 +17,9 @@ from shoestring.compression.exits.confidence import check_logits
 from shoestring.compression.exits.early_exit import EarlyExitModel, Head
 from shoestring.compression.exits.exit_job import divergence, usual_head
 from shoestring.compression.exits.rows import hidden_state, logits_of
-from shoestring.core import random_state
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
+from shoestring.core.running import random_state
 
 RATE = 3e-3  # learning rate of Adam for the heads
 TEMPERATURE = 2.0

@@ -15,7 +15,7 @@ from shoestring.compression.exits.cascade import CascadeModel
 from shoestring.compression.exits.confidence import MEASURES
 from shoestring.compression.exits.evidence import closeness
 from shoestring.compression.exits.thresholds import NEVER, calibrate, operate
-from shoestring.compression.source import open_source
+from shoestring.compression.loading.source import open_source
 from shoestring.compression.technique import STRUCTURE
 from shoestring.compression.techniques.leave_early import (
     FoundExits,
@@ -56,6 +56,7 @@ class Cascade(LeaveEarly):
     delta: float = 0.0  # largest probability that the true loss is higher; 0: the limit holds for the held-out samples
     measure: str = "probability"  # of confidence: probability, entropy or margin
     keep: float = 0.0  # least fidelity, instead of `loss`; taken from --keep
+    saves_bytes: ClassVar[bool] = False
     why: ClassVar[str] = "a smaller model answers what is easy"
     order: ClassVar[int] = STRUCTURE + 6
 

@@ -69,6 +69,7 @@ class EarlyExit(LeaveEarly):
     steps: int = 200  # training steps of the heads
     seconds: float = 0.0  # that an answer may take: the least damage that keeps it; 0: the least mean time
     share: float = 0.99  # of the answers that must keep `seconds`
+    saves_bytes: ClassVar[bool] = False
     why: ClassVar[str] = "samples that are easy leave after some blocks"
     on_request: ClassVar[bool] = False  # a latency may need it
     order: ClassVar[int] = STRUCTURE + 5  # applied to a model that was pruned already

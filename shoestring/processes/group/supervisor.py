@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Crashed
-from shoestring.core.signals import STOP
+from shoestring.core.running.signals import STOP
 from shoestring.core.units import seconds_text
 from shoestring.processes.group.channel import PEER_LOST, Receiver
 from shoestring.processes.group.decision import TRIES, Decision, Setback, decide
@@ -32,6 +32,7 @@ from shoestring.processes.messages import (
     Answer,
     Failure,
     Happened,
+    Heartbeat,
     Message,
     OutOfMemory,
     PeerLostMessage,
@@ -40,9 +41,10 @@ from shoestring.processes.messages import (
     WorkerJoined,
 )
 from shoestring.processes.nodes import Team
+from shoestring.processes.standstill import deadline_of, no_answer
 from shoestring.processes.task import GroupHistory, JobTask, Task
-from shoestring.runs.event import Begun, Died, Event, Reformed, Saved, Stepped, Stopped, Warned
-from shoestring.runs.event_log import note
+from shoestring.runs.events.event import Begun, Died, Event, Reformed, Saved, Stepped, Stopped, Warned
+from shoestring.runs.events.event_log import note
 
 LOOK = 0.1  # seconds between two looks at the workers
 JOIN = 60.0  # seconds for workers to find each other
@@ -97,6 +99,7 @@ class Supervisor:
             )
         self.world, self.machines = world, list(self.rendezvous.members)
         self.kills = memory_kills()
+        self.told_at = self.clock()  # time of the last message that was more than a sign of life
         self.heard = dict.fromkeys(ranks, self.clock())  # per worker: time of its last sign of life
         self.joined: set[int] = (
             set()
@@ -158,6 +161,7 @@ class Supervisor:
 
     def take(self, rank: int, message: Message) -> None:
         """Handle a message from a worker here."""
+        self.told_at = self.told_at if isinstance(message, Heartbeat) else self.clock()
         if isinstance(message, Answer):
             self.done[rank] = self.clock()
             self.answer = message if rank == 0 else self.answer
@@ -214,6 +218,8 @@ class Supervisor:
         """
         self.listen()
         now = self.clock()
+        if (deadline := deadline_of(self.task)) is not None and now - self.told_at > deadline:
+            raise no_answer(self.task)
         deaths = [
             WorkerDied(rank, *exit_reason(code))
             for rank, code in codes.items()

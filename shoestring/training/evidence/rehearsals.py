@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.core import random_state
-from shoestring.core.codec import to_json
+from shoestring.core.costs.hardware import Hardware
 from shoestring.core.errors import Mistake, error_sentence, first_line
-from shoestring.core.foreign import copy_module
-from shoestring.core.hardware import Hardware
+from shoestring.core.files.codec import to_json
 from shoestring.core.job import Job
-from shoestring.core.mesh import Mesh, imagined_mesh
 from shoestring.core.private import load_compiler
+from shoestring.core.running import random_state
+from shoestring.core.user_code.foreign import copy_module
+from shoestring.core.workers.mesh import Mesh, imagined_mesh
 from shoestring.data.lengths import STATED, Lengths
 from shoestring.measure.fake import LooksAtValues
 from shoestring.measure.process import memory_free
@@ -25,6 +25,7 @@ from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Log
 from shoestring.planning.answers import MeasuredAnswers
 from shoestring.planning.plan import techniques_text
+from shoestring.processes.standstill import NoAnswer
 from shoestring.processes.task import R, Task, Worker
 from shoestring.training.catalogue import close_environment
 from shoestring.training.evidence.rehearse import rehearse, track
@@ -161,7 +162,10 @@ class Rehearsals:
 
         def work() -> R:
             self.tell(doing)
-            return worker(task, environment)
+            try:
+                return worker(task, environment)
+            except NoAnswer as error:
+                raise NoAnswer(f"{doing}: {error}") from error
 
         if self.kept is None:
             return work()

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 import shoestring
 from shoestring import Job, Mistake
 from shoestring.commands.main import run as command
+from shoestring.compression.begin import begin_session
 from shoestring.compression.exits.early_exit import EarlyExitModel
 from shoestring.compression.exits.evidence import PartSeconds
 from shoestring.compression.library import source_of
 from shoestring.compression.onnx.export import export_onnx
-from shoestring.compression.session import CompressOptions, CompressSession, begin_session, loaded_model
+from shoestring.compression.session import CompressOptions, CompressSession, loaded_model
 from shoestring.compression.techniques.early_exit import EarlyExit, exits_again
 from shoestring.core.budget import Budget
 from shoestring.core.errors import OverBudget
@@ -63,7 +64,7 @@ def counted(model: EarlyExitModel, *given: Any, **more: Any) -> PartSeconds:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("shoestring.compression.techniques.early_exit.seconds_by_part", counted)
+    monkeypatch.setattr("shoestring.compression.techniques.leave_early.seconds_by_part", counted)
     (tmp_path / "job.py").write_text(FILE)
     return tmp_path / "job.py"
 

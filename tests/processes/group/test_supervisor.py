@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from shoestring.processes.messages import (
     Cause,
     Failure,
     Happened,
+    Heartbeat,
     Message,
     OutOfMemory,
     PeerLostMessage,
@@ -30,8 +31,9 @@ from shoestring.processes.messages import (
     event_message,
 )
 from shoestring.processes.nodes import Nodes, Team
+from shoestring.processes.standstill import NoAnswer
 from shoestring.processes.task import Task
-from shoestring.runs.event import Begun, Died, Reformed, Saved, Stepped, Warned
+from shoestring.runs.events.event import Begun, Died, Reformed, Saved, Stepped, Warned
 from shoestring.training.evidence.tasks import TrialTask
 from tests.tasks import train_task
 
@@ -217,6 +219,20 @@ def test_a_silent_worker_is_missed_later_while_it_still_imports(tmp_path: Path) 
         made.supervisor.heard[0] -= JOIN
         found = made.supervisor.missing({0: None, 1: None})
         assert found is not None and [death.rank for death in found] == [0, 1]
+
+
+def test_only_training_in_a_folder_may_beat_for_ever_and_say_nothing(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("")
+    for folder, ends in (("", True), (tmp_path, False)):
+        with group(tmp_path / f"{ends}", task=train_task(tmp_path / "job.py", 9, folder=folder)) as made:
+            made.supervisor.told_at -= 1799
+            made.hears(1, Heartbeat())
+            assert made.supervisor.missing({0: None, 1: None}) is None
+            made.supervisor.told_at -= 2
+            with pytest.raises(NoAnswer, match="no result came for 30 min") if ends else nullcontext():
+                made.supervisor.missing({0: None, 1: None})
+            made.hears(1, WorkerJoined())
+            assert made.supervisor.missing({0: None, 1: None}) is None
 
 
 def test_all_is_well_while_workers_beat_and_when_they_are_done(tmp_path: Path) -> None:
