@@ -9,6 +9,7 @@
     distill("small.py", teacher="runs/big")     train a student towards its teachers' outputs
     compress(job, "small", size="16MB", ...)    a smaller or faster model in a folder; load("small", job=...) gives it back
     serve("small", job="train.py", p99="50ms")  the best server within a target; load_test(url, "bodies.jsonl") measures it
+    ponder_job(job, tau=0.01)                   a job whose model learns how long to compute: AdaptiveRecurrent, AdaptiveUnits, ...
     Local, Dirichlet, Iid, ByColumn, ...        of a federated job: what a device does, and how data are divided among devices
     Mistake, OverBudget                         what they raise: something can't work, or nothing fits
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shoestring.compression.distillation.library import distill
+    from shoestring.compression.exits.ponder import Pondered, ponder_job
+    from shoestring.compression.exits.recurrent import AdaptiveRecurrent
+    from shoestring.compression.exits.spatial import AdaptiveUnits
+    from shoestring.compression.exits.tokens import AdaptiveTokens
     from shoestring.compression.library import Smaller, compress
     from shoestring.compression.loading.load import load
     from shoestring.core.clients.clients import Numbered
@@ -40,6 +45,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AdaptiveRecurrent",
+    "AdaptiveTokens",
+    "AdaptiveUnits",
     "ByColumn",
     "Dirichlet",
     "Federated",
@@ -55,6 +63,7 @@ __all__ = [
     "OverBudget",
     "PerEpoch",
     "Plan",
+    "Pondered",
     "QuantitySkew",
     "Smaller",
     "Step",
@@ -68,6 +77,7 @@ __all__ = [
     "load",
     "load_test",
     "plan",
+    "ponder_job",
     "serve",
     "train",
     "verify",
@@ -76,6 +86,11 @@ __all__ = [
 ]
 
 HOMES = {
+    "AdaptiveRecurrent": "compression.exits.recurrent",
+    "AdaptiveTokens": "compression.exits.tokens",
+    "AdaptiveUnits": "compression.exits.spatial",
+    "Pondered": "compression.exits.ponder",
+    "ponder_job": "compression.exits.ponder",
     "ByColumn": "data.partition",
     "Dirichlet": "data.partition",
     "Iid": "data.partition",

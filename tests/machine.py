@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from shoestring.core.costs.hardware import Hardware, measured_group
 from shoestring.core.workers.sum_costs import Rate
 from shoestring.core.workers.sums import LIBRARY, MEMORY, NAIVE, RING, TREE
 from shoestring.measure import probe
+from shoestring.measure.load import Effort
 from shoestring.measure.process import memory_all
 
 
@@ -34,6 +37,24 @@ def keep_figures() -> None:
         torch.set_num_threads(threads)
         probe.remember(figures(threads))
     torch.set_num_threads(before)
+
+
+class CountedWork:
+    """A clock that goes on by the products of layers: 10 us for each operation, and 10 ms whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def note(self, module: nn.Module, given: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and isinstance(inputs := getattr(module, "in_features", None), int):
+            self.now += 2e-5 * inputs * output.numel()
+
+    def __call__(self) -> float:
+        self.now += 1e-2
+        return self.now
+
+    def effort(self) -> Effort:
+        return Effort(self.now, 0.0)
 
 
 BETWEEN = {  # algorithm of an all-reduce -> seconds per byte, and per message

@@ -29,6 +29,7 @@ ROOMS: tuple[tuple[tuple[type[Any], ...], str, str], ...] = (
 # Knobs without a default, or of which the default alone does nothing
 NEEDED: dict[str, dict[str, Any]] = {
     "Accumulate": {"pieces": 2},
+    "Cascade": {"small": "runs/small"},
     "Prune": {"heads": 0.5},
     "Krum": {"malicious": 1},
     "MultiKrum": {"malicious": 1},

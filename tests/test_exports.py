@@ -11,6 +11,9 @@ import shoestring
 
 PACKAGE = Path(shoestring.__file__).parent
 EXPORTED = [
+    "AdaptiveRecurrent",
+    "AdaptiveTokens",
+    "AdaptiveUnits",
     "ByColumn",
     "Dirichlet",
     "Federated",
@@ -26,6 +29,7 @@ EXPORTED = [
     "OverBudget",
     "PerEpoch",
     "Plan",
+    "Pondered",
     "QuantitySkew",
     "Smaller",
     "Step",
@@ -39,6 +43,7 @@ EXPORTED = [
     "load",
     "load_test",
     "plan",
+    "ponder_job",
     "serve",
     "train",
     "verify",

@@ -27,7 +27,7 @@ from torch.utils.data import Subset, TensorDataset
 from shoestring import Job, train
 from shoestring.compression.exits import (
     AdaptiveRecurrent,
-    Cascade,
+    CascadeModel,
     ExitEvidence,
     Pondered,
     calibrate,
@@ -245,7 +245,7 @@ def measured(folder: str, quick: bool, steps: int | None) -> dict[str, Any]:
         "load_average": os.getloadavg(),
         "training_seconds": {"with exits": exit_seconds, "without": alone_seconds, "small": little_seconds},
         "exits": curve(early, early.model, **data),
-        "cascade": curve(Cascade([little, alone]).eval(), alone, **data),
+        "cascade": curve(CascadeModel([little, alone]).eval(), alone, **data),
         "parity": parity(50 if quick else 1500),
     }
 

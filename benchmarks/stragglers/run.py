@@ -24,6 +24,7 @@ import torch
 from shoestring.core.technique import text
 from shoestring.core.units import seconds_text
 from shoestring.processes.group.launch import run_group
+from shoestring.processes.nodes import Team
 from shoestring.runs.checkpoints.cadence import Cadence
 from shoestring.runs.checkpoints.checkpoints import newest_good
 from shoestring.runs.events.event import Begun, Event, Stepped
@@ -97,8 +98,8 @@ def raced(way: Technique, processes: int, slow: int) -> Found:
                 recording=RecordingSettings(place, Cadence(seconds=1e9)),
             ),
             {},
+            Team(processes),
             follow,
-            devices=processes,
         )
         saved = newest_good(Folder(Path(place)).checkpoints)[0]
         state = saved.state()["parts"].get("pushes", {}) if saved else {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoestring.core.budget import Budget
+from shoestring.core.budget import PERCENTILE, Budget, parsed_latency
 from shoestring.core.command_line.arguments import argument, arguments_of, dataclass, group
 from shoestring.core.errors import Mistake
 from shoestring.core.units import parse_seconds
@@ -18,7 +18,9 @@ HOW = ("fresh", "use")  # how a run is started; and techniques, which a request 
 @dataclass(frozen=True)
 class CompressArguments:
     size: str | int | None = argument("BYTES", "largest size on disk, such as 16MB")
-    latency: str | float | None = argument("TIME", "largest latency of one sample (99th percentile), such as 5ms")
+    latency: str | float | None = argument(
+        "TIME", "largest latency of one sample, such as 5ms (99th percentile) or 5ms@90%"
+    )
     keep: str | float | None = argument("SHARE", "least fidelity to the original on unseen data, such as 0.998")
     metric: str | None = argument("NAME>=VALUE", "bound on a metric of the job, such as 'accuracy>=0.91'")
     fidelity: str = argument(
@@ -72,7 +74,7 @@ class CompressArguments:
         budget = self.budget()
         found = {name: getattr(self, name) for name in arguments_of(type(self)) if name not in HOW} | {
             "size": budget.size,
-            "latency": budget.latency,
+            "latency": budget.latency if budget.percentile == PERCENTILE else f"{budget.latency}@{budget.percentile}",
             "keep": budget.quality,
             "samples": int(self.samples),
             "axis": self.whole_axis(),
@@ -81,7 +83,10 @@ class CompressArguments:
         return {name: False if value is None else value for name, value in found.items()}
 
     def budget(self) -> Budget:
-        return Budget.parse(size=self.size, latency=self.latency, quality=self.keep)
+        time, share = self.latency, None
+        if isinstance(self.latency, str) and "@" in self.latency:
+            time, share = parsed_latency(self.latency)
+        return Budget.parse(size=self.size, latency=time, percentile=share, quality=self.keep)
 
     def whole_axis(self) -> int | None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoestring.compression.technique import CompressTechnique
+from shoestring.compression.techniques.cascade import Cascade
 from shoestring.compression.techniques.codebook import Codebook
 from shoestring.compression.techniques.decode import Decode
 from shoestring.compression.techniques.early_exit import EarlyExit
@@ -18,6 +19,7 @@ CATALOGUE: tuple[type[CompressTechnique], ...] = (
     Prune,
     Factorize,
     EarlyExit,
+    Cascade,
     Sparsify,
     Half,
     Quantize,
@@ -27,6 +29,9 @@ CATALOGUE: tuple[type[CompressTechnique], ...] = (
     Decode,
 )
 CLASHES: dict[frozenset[type[CompressTechnique]], str] = {
+    frozenset(
+        (EarlyExit, Cascade)
+    ): "both decide where samples leave: a cascade of a model with exits was not tried, so leave one out",
     frozenset(
         (Int8, Decode)
     ): "Int8 multiplies whole numbers, and Decode makes ordinary weights of them: leave one out",

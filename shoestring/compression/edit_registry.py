@@ -18,6 +18,7 @@ from shoestring.core.errors import Mistake
 EDITORS = {
     "structure": "shoestring.compression.techniques.prune:apply_pruning",
     "factors": "shoestring.compression.techniques.factorize:apply_factorization",
+    "cascade": "shoestring.compression.techniques.cascade:cascade_again",
     "exits": "shoestring.compression.techniques.early_exit:exits_again",
 }
 

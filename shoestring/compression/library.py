@@ -23,6 +23,7 @@ from shoestring.compression.loading.source import (
     prepare_model,
 )
 from shoestring.compression.loading.weight_source import is_onnx, is_weights, job_needed
+from shoestring.compression.room import named_techniques
 from shoestring.compression.run import CompressRun, check_source, draw_page, held_folder, options_of
 from shoestring.compression.session import loaded_model
 from shoestring.compression.technique import CompressTechnique
@@ -80,7 +81,7 @@ def compress(
     job         for a run or weights: the job file, a Job, or a function that returns one; it makes the model and its data.
                 A run of a built-in job needs none; a job file that a run names is not executed. Number flags are the run's, text flags must
                 be given again
-    size, latency, keep    limits: bytes on disk, latency of one sample (99th percentile), least fidelity on unseen data
+    size, latency, keep    limits: bytes on disk, latency of one sample ("5ms": 99th percentile; "5ms@90%"), least fidelity on unseen data
     metric      bound on a metric of the job: "accuracy>=0.91"
     use         exactly these techniques instead of choosing: ["Quantize(bits=4)"]
     fidelity    how outputs are compared: "cosine", "kl", "binary" or "r2"; "auto": inferred for each output from the job's loss
@@ -120,7 +121,7 @@ def compress(
     with Session(held_folder(found, Path(out), arguments), draw_page, by_script=True) as session:
         played = session.play(CompressRun(session, found, arguments, given))
         assert played.report is not None, "a compression that ends is finished"
-        return Smaller(loaded_model(found, Path(out)), Path(out), played.report)
+        return Smaller(loaded_model(found, Path(out), named_techniques(given)), Path(out), played.report)
 
 
 def source_of(

@@ -12,10 +12,11 @@ from torch import nn
 from shoestring.compression.allocation.allocate import Allocation
 from shoestring.compression.calibration.calibration import Calibration, perfect_fidelity
 from shoestring.compression.calibration.fidelity import Fidelity, FidelitySums
-from shoestring.compression.calibration.latency import Latency, latencies, one_sample
+from shoestring.compression.calibration.latency import Latency, one_sample
 from shoestring.compression.calibration.output_kinds import AUTO, measures_of
 from shoestring.compression.calibration.scratch import ScratchTensor, trim
 from shoestring.compression.catalogue import CATALOGUE, clash
+from shoestring.compression.exits.leaves_early import latencies_beside
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.manifest import numbers_bytes
 from shoestring.compression.formats.packed_folder import buffers_of
@@ -102,7 +103,7 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         original: nn.Module,
         catalogue: Sequence[type[CompressTechnique]],
     ) -> None:
-        budget, self.first = cost.wanted, cost.study
+        budget, self.first, self.cost = cost.wanted, cost.study, cost
         self.objective = SIZE if budget.size is None and budget.quality is not None else DAMAGE
         self.budget, self.batches, self.original, self.catalogue = budget, checked, original, tuple(catalogue)
         self.wanted: list[dict[str, ScratchTensor]] | None = None  # the original's outputs
@@ -160,9 +161,7 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         fidelity = errors.expected(comparison.fidelity)
         if self.budget.latency is None:
             return fidelity, None
-        mine, plain = latencies(
-            [made, self.original], study.forward, study.sample
-        )  # called alternately, because the machine's speed changes over time
+        mine, plain = latencies_beside(made, self.original, study.forward, self.batches, study.sample)
         self.timed = mine if self.timed is None or mine.busy > self.timed.busy else self.timed
         return fidelity, mine.p50 / plain.p50 * self.first.clock.median - cost.known_figures["median_seconds"]
 
@@ -170,7 +169,7 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         return clash(one, other)
 
     def concerns(self, kind: type[CompressTechnique]) -> bool:
-        return kind.seam == "storage"
+        return kind.seam == "storage" or not kind.on_request
 
     def hint(self) -> str:
         heal = (
@@ -180,7 +179,13 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         )
         busy = self.load_warning() if self.budget.latency is not None else ""
         quieter = (f"{busy}: ask again when it is quieter",) if busy else ()
-        return heal + "".join(f"; {one}" for one in (*self.first.left_plain, *quieter))
+        return heal + "".join(f"; {one}" for one in (*self.no_structure(), *self.first.left_plain, *quieter))
+
+    def no_structure(self) -> list[str]:
+        """Why the model can't get a structure that would keep the budget."""
+        kinds = (kind for kind in self.catalogue if kind.seam == "structure")
+        tried = ((kind.__name__, one.refusal(self.cost)) for kind in kinds for one in kind.choices(self.cost))
+        return [f"{name} can't be used: {why}" for name, why in tried if why]
 
     def load_warning(self) -> str:
         timings = (one for one in (self.first.clock.plain, self.timed) if one is not None)
@@ -234,6 +239,11 @@ def compress_model(
     return place_and_decode(replace(made, forms={**made.forms, **learned}))
 
 
+def named_techniques(use: Sequence[str | CompressTechnique] | None) -> list[CompressTechnique]:
+    """The techniques that the user named or, in a script, made."""
+    return [parse_technique(one, CATALOGUE) if isinstance(one, str) else one for one in use or ()]
+
+
 def plan_compression(
     cost: ModelCost, original: nn.Module, checked: Sequence[Batch], use: Sequence[str | CompressTechnique] | None = None
 ) -> CompressOutcome:
@@ -242,6 +252,6 @@ def plan_compression(
     plain = room.confirm(requested_candidate((), cost))
     techniques = None
     if use is not None:
-        techniques = in_order(parse_technique(one, CATALOGUE) if isinstance(one, str) else one for one in use)
+        techniques = in_order(one.within(cost.wanted) for one in named_techniques(use))
         cost = replace(cost, forced=True)
     return best_or_asked(Chooser(room, cost), cost.wanted, plain, techniques)

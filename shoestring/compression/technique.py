@@ -257,6 +257,15 @@ class CompressTechnique(Technique[Compressed, ModelCost], ABC):
     seam: ClassVar[str]
     exact: ClassVar[bool] = False
 
+    def within(self, budget: Budget) -> Self:
+        """The technique with knobs that the user left to the budget."""
+        return self
+
+    @property
+    def small_job(self) -> str:
+        """The job of a further model that the folder holds, as the user named it; empty: a built-in one, or there is none."""
+        return ""
+
 
 class Storage(CompressTechnique, ABC):
     """A technique that offers formats for weights; `labels` names them."""

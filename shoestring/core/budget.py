@@ -7,6 +7,7 @@ lacks.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from functools import cache
 from math import isfinite
@@ -17,6 +18,9 @@ from shoestring.core.units import DECIMAL, parse_bytes, parse_seconds, unit_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+PERCENTILE = 0.99  # of answers that a latency limits, unless another is asked for
 
 
 def limit(figure: str, unit: str, least: bool = False) -> Any:
@@ -37,7 +41,7 @@ class Budget:
     delta: float | None = limit("delta", "")  # this probability of a greater one
     size: int | None = limit("size_bytes", DECIMAL)  # of the model on disk
     latency: float | None = limit("latency_seconds", "seconds")  # of an answer, at
-    percentile: float = 0.99  # this percentile
+    percentile: float = PERCENTILE  # this percentile
     quality: float | None = limit("quality", "share", least=True)  # least acceptable quality
     throughput: float | None = limit("requests_per_second", "requests/s", least=True)  # least that are answered
 
@@ -154,3 +158,18 @@ def value_of(name: str, unit: str, written: str | float) -> float:
             f"{name}={written}: give a number {'from 0 to 1' if unit == 'share' or name == 'percentile' else 'of zero or more'}"
         )
     return int(value) if name == "devices" else value
+
+
+def parsed_latency(written: str) -> tuple[str, float]:
+    """
+    >>> parsed_latency("20ms@50%"), parsed_latency("20ms@0.999")
+    (('20ms', 0.5), ('20ms', 0.999))
+    """
+    found = re.fullmatch(r"\s*([^@\s]+)\s*@\s*([0-9.]+)\s*(%?)\s*", written)
+    try:
+        share = float(found[2]) / (100 if found[3] else 1) if found else 0.0
+    except ValueError:
+        share = 0.0
+    if found is None or not 0 < share < 1:
+        raise Mistake(f"--latency {written}: give a time and a percentile, such as 20ms@95%")
+    return found[1], share

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from shoestring.core.budget import Budget
+from shoestring.core.budget import PERCENTILE, Budget, parsed_latency
 from shoestring.core.command_line.arguments import argument, dataclass, group
 from shoestring.core.errors import Mistake
-
-PERCENTILE = 0.99  # of --p99
 
 
 @dataclass(frozen=True)
@@ -62,21 +59,6 @@ class ServeOptions:
             "percentile": self.budget().percentile,
             "newest": self.newest,
         }
-
-
-def parsed_latency(written: str) -> tuple[str, float]:
-    """
-    >>> parsed_latency("20ms@50%"), parsed_latency("20ms@0.999")
-    (('20ms', 0.5), ('20ms', 0.999))
-    """
-    found = re.fullmatch(r"\s*([^@\s]+)\s*@\s*([0-9.]+)\s*(%?)\s*", written)
-    try:
-        share = float(found[2]) / (100 if found[3] else 1) if found else 0.0
-    except ValueError:
-        share = 0.0
-    if found is None or not 0 < share < 1:
-        raise Mistake(f"--latency {written}: give a time and a percentile, such as 20ms@95% (or --p99 20ms)")
-    return found[1], share
 
 
 @dataclass(frozen=True)

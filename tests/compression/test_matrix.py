@@ -35,6 +35,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "Factorize(kind='embedding', share=0.9)",
     ),
     "EarlyExit": ("EarlyExit(loss=1.0, steps=5)",),
+    "Cascade": ("Cascade(small='nowhere')",),  # tests/compression/techniques/test_cascade.py
     "Sparsify": ("Sparsify()", "Sparsify(by='random', share=0.9)"),
     "Codebook": ("Codebook()", "Codebook(bits=3, fit='percentile')"),
     "ProductQuantize": (
@@ -57,6 +58,7 @@ LACKING: dict[str, set[str]] = {
     "Factorize(kind='convolution', share=0.6)": {"mlp", "lstm", "bert", "llama", "tied embeddings"},
     "Factorize(kind='embedding', share=0.9)": {"mlp", "cnn with skips", "tied embeddings"},
     "EarlyExit(loss=1.0, steps=5)": {"cnn with skips", "lstm", "bert", "llama", "tied embeddings"},
+    "Cascade(small='nowhere')": set(MODELS),
     "Int8()": {"cnn with skips"},
     "Int8(inputs='calibrated')": {"cnn with skips"},
 }
@@ -72,7 +74,7 @@ FIRST = [some[0] for some in SETTINGS.values()]
 
 @pytest.fixture(autouse=True)
 def costs_of_exits_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoestring.compression.techniques.early_exit.seconds_by_part", counted)
+    monkeypatch.setattr("shoestring.compression.techniques.leave_early.seconds_by_part", counted)
 
 
 @cache

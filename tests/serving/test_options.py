@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoestring.core.budget import parsed_latency
 from shoestring.core.errors import Mistake
-from shoestring.serving.options import ServeOptions, parsed_latency
+from shoestring.serving.options import ServeOptions
 
 
 def test_the_same_is_asked_by_a_flag_and_by_a_number() -> None:

@@ -33,7 +33,7 @@ from shoestring.compression.calibration.fidelity import (
     fidelity,
     vectors_in,
 )
-from shoestring.compression.calibration.latency import LatencyTimer, latency_timer
+from shoestring.compression.calibration.latency import Latency, LatencyTimer, latency_timer
 from shoestring.compression.calibration.model_outputs import Outputs
 from shoestring.compression.calibration.moments import SecondMoment
 from shoestring.compression.calibration.probe import first_samples, join_if_equivalent
@@ -104,6 +104,8 @@ class Calibration:
     derived: MadeOnce[Calibration] = field(
         default_factory=MadeOnce
     )  # calibrations of models derived from this one, by technique
+    parts: MadeOnce[Any] = field(default_factory=MadeOnce)  # what several settings of a technique share, by their names
+    predicted: Latency | None = None  # of a model whose samples take different times; None: it is timed
 
     def __post_init__(self) -> None:
         self.model.eval().requires_grad_(False)
@@ -157,7 +159,7 @@ class Calibration:
     @cached_property
     def clock(self) -> LatencyTimer:
         """Measures the model's latency, and the additional time of packed weights."""
-        return latency_timer(self.model, self.forward, self.sample, self.weights)
+        return latency_timer(self.model, self.forward, self.sample, self.weights, self.predicted)
 
     @cached_property
     def probe(self) -> list[Batch]:

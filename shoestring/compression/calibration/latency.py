@@ -8,6 +8,9 @@ ratio of percentile to median.
 On a busy machine, the kernel's scheduler tells which calls had to wait for a core (`measure/load.py`). Only calls that
 did not wait are counted; if there are too few, the fastest quarter, with their waiting time subtracted. Models that are
 compared are called alternately.
+
+The samples of a model with exits take different times. Its latency is that of the mixture: of every exit the times of a
+sample that leaves there, weighted by the share of samples that do.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
-from math import prod
-from statistics import quantiles
+from math import ceil, prod
+from statistics import fmean, quantiles
 from time import perf_counter
 from typing import Any
 
@@ -52,6 +55,26 @@ class Latency:
     p99: float
     calls: int
     busy: float = 0.0  # fraction of its calls that had to wait for a core
+    marks: tuple[float, ...] = field(default=(), repr=False)  # the 1st to the 99th percentile
+
+    def at(self, percentile: float) -> float:
+        """The seconds that this share of the answers keep.
+
+        >>> Latency(1.0, 3.0, 20).at(0.5), Latency(1.0, 3.0, 20, marks=tuple(n / 50 for n in range(1, 100))).at(0.9)
+        (1.0, 1.8)
+        """
+        if not self.marks:
+            return self.p99 if percentile > 0.5 else self.p50
+        return self.marks[min(max(ceil(100 * percentile - 1e-9), 1), 99) - 1]
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.marks or (self.p50,))
+
+    def times(self, factor: float) -> Latency:
+        return Latency(
+            factor * self.p50, factor * self.p99, self.calls, self.busy, tuple(factor * one for one in self.marks)
+        )
 
     @property
     def is_estimate(self) -> bool:
@@ -67,6 +90,27 @@ class Latency:
         return f"the machine was busy: {self.busy:.0%} of the timed calls had to wait for a core, and {told}"
 
 
+def mixed_latency(parts: Sequence[tuple[float, Latency]]) -> Latency:
+    """The latency of answers of several kinds, each with its share.
+
+    >>> easy, hard = (Latency(one, one, 20, marks=(one,) * 99) for one in (1.0, 5.0))
+    >>> found = mixed_latency([(0.875, easy), (0.125, hard)])
+    >>> found.p50, found.at(0.8), found.p99, round(found.mean, 2)
+    (1.0, 1.0, 5.0, 1.48)
+    """
+    if len(parts) == 1:
+        return parts[0][1]
+    seconds = sorted((mark, share) for share, one in parts for mark in one.marks or (one.p50,) * 99)
+    marks: list[float] = []
+    whole, passed = sum(share for _, share in seconds), 0.0
+    for mark, share in seconds:
+        passed += share
+        while len(marks) < 99 and passed >= (len(marks) + 1) / 100 * whole * (1 - 1e-9):
+            marks.append(mark)
+    calls, busy = sum(one.calls for _, one in parts), max(one.busy for _, one in parts)
+    return Latency(marks[49], marks[98], calls, busy, tuple(marks))
+
+
 def latency(model: nn.Module, forward: Forward, sample: Batch, seconds: float | None = None) -> Latency:
     """Latency of the model for one sample."""
     return latencies([model], forward, sample, seconds)[0]
@@ -77,31 +121,31 @@ def latencies(
 ) -> list[Latency]:
     """Latencies of several models for one sample, called alternately so that all meet the same load on the machine."""
     with torch.no_grad():
-        return time_interleaved(
-            [partial(forward, model, sample) for model in models], ENOUGH if seconds is None else seconds
-        )
+        return time_interleaved([partial(forward, model, sample) for model in models], seconds)
 
 
 def time_interleaved(
     calls: Sequence[Callable[[], Any]],
-    seconds: float,
-    clock: Callable[[], float] = perf_counter,
-    work: Callable[[], Effort] = effort,
+    seconds: float | None = None,
+    clock: Callable[[], float] | None = None,
+    work: Callable[[], Effort] | None = None,
 ) -> list[Latency]:
     """Latencies of several calls, made alternately."""
-    return [latency_of(one) for one in timings_in_turns(calls, seconds, LEAST, clock, work)]
+    spent = ENOUGH if seconds is None else seconds
+    return [latency_of(one) for one in timings_in_turns(calls, spent, LEAST, clock, work)]
 
 
 def timings_in_turns(
     calls: Sequence[Callable[[], Any]],
     seconds: float,
     least: int,
-    clock: Callable[[], float] = perf_counter,
-    work: Callable[[], Effort] = effort,
+    clock: Callable[[], float] | None = None,
+    work: Callable[[], Effort] | None = None,
     enough: Callable[[Iterable[bool]], bool] = all,
 ) -> list[list[Timing]]:
     """Time several calls alternately: each for this many seconds and so often at least, and up to four times as long
     while calls have to wait. `enough`: any, if it ends when the slowest call was timed for so long."""
+    clock, work = clock or perf_counter, work or effort
     for call in calls:
         for _ in range(WARM):
             call()
@@ -162,7 +206,7 @@ def latency_of(timings: Sequence[Timing]) -> Latency:
     quiet = undisturbed_seconds(timings)
     counted = quiet if len(quiet) >= LEAST else least_disturbed_seconds(timings)
     marks = quantiles(counted, n=100, method="inclusive")
-    return Latency(marks[49], marks[98], len(quiet), 1 - len(quiet) / len(timings))
+    return Latency(marks[49], marks[98], len(quiet), 1 - len(quiet) / len(timings), tuple(marks))
 
 
 def one_sample(batch: Batch) -> Batch:
@@ -185,7 +229,7 @@ class LatencyTimer:
 
     def tail(self, percentile: float) -> float:
         """Ratio of that percentile to the median."""
-        return 1.0 if percentile <= 0.5 else max(self.plain.p99 / self.plain.p50, 1.0)
+        return max(self.plain.at(percentile) / self.plain.p50, 1.0)
 
     def decoding(self, stored: Stored) -> float:
         """Extra seconds per forward pass with a weight in this format, which is decoded at every use; negative if its
@@ -250,9 +294,11 @@ def taking_turns(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
     return one
 
 
-def latency_timer(model: nn.Module, forward: Forward, sample: Batch, weights: Sequence[Weight]) -> LatencyTimer:
+def latency_timer(
+    model: nn.Module, forward: Forward, sample: Batch, weights: Sequence[Weight], known: Latency | None = None
+) -> LatencyTimer:
+    """`known`: the model's latency, where it is predicted from its parts."""
     with torch.no_grad(), record_usage(model, weights) as usage:
         forward(model, sample)
-    return LatencyTimer(
-        latency(model, forward, sample), usage, sum(weight.count * weight.dtype.itemsize for weight in weights)
-    )
+    plain = latency(model, forward, sample) if known is None else known
+    return LatencyTimer(plain, usage, sum(weight.count * weight.dtype.itemsize for weight in weights))

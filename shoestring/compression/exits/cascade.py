@@ -17,20 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.compression.exits.confidence import check_logits, measure_named
-from shoestring.compression.exits.early_exit import ExitOutput
+from shoestring.compression.exits.leaves_early import ExitOutput, LeavesEarly
 from shoestring.compression.exits.rows import logits_of, row_count, select_rows, with_logits
 from shoestring.compression.exits.thresholds import checked_thresholds
 from shoestring.core.errors import Mistake
 
 
-class Cascade(nn.Module):
+class CascadeModel(LeavesEarly):
     """Models from small to large, with a threshold for each but the last; inf: the model is left out.
 
     All arguments with a row per sample are cut to the rows that go on. The output has the last model's type, with
     logits only.
     """
-
-    thresholds: Tensor
 
     def __init__(
         self, models: Sequence[nn.Module], thresholds: Sequence[float] | None = None, measure: str = "probability"
@@ -45,9 +43,6 @@ class Cascade(nn.Module):
         )
         self.register_buffer("thresholds", torch.tensor(chosen, dtype=torch.float64))
         self.kind: type | None = None  # type of the last model's output, once seen
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.answer(*args, **kwargs).output
 
     @torch.no_grad()
     def answer(self, *args: Any, **kwargs: Any) -> ExitOutput:

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shoestring.compression.exits.blocks import ancestors, chain_of, is_plain
 from shoestring.compression.exits.confidence import check_logits, measure_named
+from shoestring.compression.exits.leaves_early import ExitOutput, LeavesEarly
 from shoestring.compression.exits.rows import (
     hidden_state,
     logits_of,
@@ -57,23 +58,20 @@ class Head(nn.Module):
         self.norm = nn.LayerNorm(features)
         self.classify = nn.Linear(features, classes)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def pooled(self, hidden: Tensor) -> Tensor:
+        """The numbers of a hidden state that it reads, (rows, features)."""
         if self.pool == "first":
-            hidden = hidden[:, 0]
-        elif self.pool == "mean":
-            hidden = hidden.mean(1)
-        elif self.pool == "grid":
-            hidden = nn.functional.adaptive_avg_pool2d(hidden, self.grid).flatten(1)
-        found: Tensor = self.classify(self.norm(hidden))
+            return hidden[:, 0]
+        if self.pool == "mean":
+            return hidden.mean(1)
+        return nn.functional.adaptive_avg_pool2d(hidden, self.grid).flatten(1) if self.pool == "grid" else hidden
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.classified(self.pooled(hidden))
+
+    def classified(self, pooled: Tensor) -> Tensor:
+        found: Tensor = self.classify(self.norm(pooled))
         return found
-
-
-class ExitOutput(NamedTuple):
-    """An output, and the exit of every row."""
-
-    output: Any  # of the model's own type, with logits only
-    exits: Tensor  # (rows,): number of the exit, from 0; the number of exits: the end of the model
-    confidence: Tensor  # (rows,): confidence at that exit; NaN for rows that went to the end
 
 
 class Looked(Exception):
@@ -88,7 +86,7 @@ class AllLeft(Exception):
     """Raised when no row is left."""
 
 
-class EarlyExitModel(nn.Module):
+class EarlyExitModel(LeavesEarly):
     """A model with exit heads after some of its blocks.
 
     heads number of blocks before the exit -> its head, a module of the hidden state: {2: Head(64, 10), 4: Head(64, 10)}
@@ -101,8 +99,6 @@ class EarlyExitModel(nn.Module):
     >>> early.answer(torch.ones(5, 4)).exits.tolist()
     [0, 0, 0, 0, 0]
     """
-
-    thresholds: Tensor
 
     def __init__(
         self,
@@ -140,8 +136,9 @@ class EarlyExitModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         limits = self.thresholds.tolist()
         if self.training or all(limit == math.inf for limit in limits):
+            self.depths = None
             return self.model(*args, **kwargs)
-        return self.answer(*args, **kwargs).output
+        return super().forward(*args, **kwargs)
 
     @torch.no_grad()
     def answer(self, *args: Any, **kwargs: Any) -> ExitOutput:

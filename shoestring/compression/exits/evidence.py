@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.exits.cascade import Cascade
+from shoestring.compression.exits.cascade import CascadeModel
 from shoestring.compression.exits.confidence import check_logits
 from shoestring.compression.exits.early_exit import EarlyExitModel
+from shoestring.compression.exits.leaves_early import LeavesEarly
 from shoestring.compression.exits.rows import logits_of
 from shoestring.compression.exits.thresholds import ExitEvidence
 from shoestring.core.batch import Batch, samples, split
@@ -36,19 +37,21 @@ class PartSeconds(NamedTuple):
 
 
 class Everything(nn.Module):
-    """A module that is called like the model and returns the outputs of all exits."""
+    """A module that is called like the model, returns its output, and keeps the logits of all exits before the end."""
 
-    def __init__(self, inner: EarlyExitModel | Cascade) -> None:
+    def __init__(self, inner: LeavesEarly) -> None:
         super().__init__()
         self.inner = inner
+        self.small: tuple[Tensor, ...] = ()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.inner.all_exits(*args, **kwargs)
+        self.small, output = self.inner.all_exits(*args, **kwargs)
+        return output
 
 
 @torch.no_grad()
 def gather_evidence(
-    model: EarlyExitModel | Cascade,
+    model: LeavesEarly,
     batches: Iterable[Batch],
     costs: PartSeconds,
     labels: Callable[[Batch], Tensor] | None = None,
@@ -56,15 +59,13 @@ def gather_evidence(
 ) -> ExitEvidence:
     """The outputs of every exit for these batches. A row counts as right if it has its label or, without labels, the
     class that the whole model gives."""
-    every = Everything(model).eval()
     confidences, rights = [], []
     for batch in batches:
-        small, output = forward(every, batch)
-        logits = (*small, check_logits(logits_of(output), "the model"))
+        logits = logits_of_exits(model, batch, forward)
         truth = labels(batch) if labels is not None else logits[-1].argmax(1)
         if truth.shape != logits[-1].shape[:1]:
             raise Mistake(f"labels of shape {tuple(truth.shape)} for {len(logits[-1])} rows: give one class a row")
-        confidences.append(torch.stack([model.sureness(one) for one in small], 1))
+        confidences.append(torch.stack([model.sureness(one) for one in logits[:-1]], 1))
         rights.append(torch.stack([one.argmax(1) == truth for one in logits], 1))
     if not rights:
         raise Mistake("no batch to calibrate with: give some hundred held-out rows that training never saw")
@@ -72,12 +73,38 @@ def gather_evidence(
 
 
 @torch.no_grad()
+def closeness(
+    model: LeavesEarly, batches: Iterable[Batch], forward: Callable[[nn.Module, Batch], Any] = default_forward
+) -> Tensor:
+    """How like the whole model's answer that of every exit is, and that of the end: (rows, exits + 1)."""
+    every = [logits_of_exits(model, batch, forward) for batch in batches]
+    return torch.cat([torch.stack([likeness(one, logits[-1]) for one in logits], 1) for logits in every])
+
+
+def logits_of_exits(model: LeavesEarly, batch: Batch, forward: Callable[[nn.Module, Batch], Any]) -> tuple[Tensor, ...]:
+    """The logits of every exit and of the end, for all rows of a batch."""
+    every = Everything(model).eval()
+    output = forward(every, batch)
+    return (*every.small, check_logits(logits_of(output), "the model"))
+
+
+def likeness(logits: Tensor, wanted: Tensor) -> Tensor:
+    """exp(-KL(wanted || logits)) of every row, from 0 to 1.
+
+    >>> likeness(torch.tensor([[0.0, 0.0]]), torch.tensor([[5.0, 5.0]])).tolist()
+    [1.0]
+    """
+    found, target = (torch.log_softmax(one.double(), 1) for one in (logits, wanted))
+    return torch.exp(-(target.exp() * (target - found)).sum(1)).clamp(max=1.0)
+
+
+@torch.no_grad()
 def seconds_by_part(
-    model: EarlyExitModel | Cascade,
+    model: LeavesEarly,
     batch: Batch,
     rounds: int = 20,
     forward: Callable[[nn.Module, Batch], Any] = default_forward,
-    clock: Callable[[], float] = perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> PartSeconds:
     """Median seconds per row of this batch: between exits; of each head, including the search for confident rows; and
     the fixed time of every part, fitted from timings with all, half and a quarter of the rows: seconds(rows) = fixed +
@@ -91,7 +118,7 @@ def seconds_by_part(
     rows = samples(batch)
     sizes = sorted({max(1, rows // 4), max(1, rows // 2), rows})
     smaller = {size: split(batch, rows // size)[0] if size < rows else batch for size in sizes}
-    timing = ExitTimer(model, forward, clock)
+    timing = ExitTimer(model, forward, clock or perf_counter)
     timing.warm(smaller.values())
     taken: list[dict[int, list[float]]] = []
     beyond = []  # seconds of an answer besides its parts and heads
@@ -131,7 +158,7 @@ def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
 class ExitTimer:
     """Times the parts of a model with exits."""
 
-    model: EarlyExitModel | Cascade
+    model: LeavesEarly
     forward: Callable[[nn.Module, Batch], Any]
     clock: Callable[[], float]
 
@@ -157,19 +184,19 @@ class ExitTimer:
         would be noise for short parts.
         """
         every, marks = Everything(self.model).eval(), Marks(self.clock)
-        handles = marks.on_models(self.model) if isinstance(self.model, Cascade) else marks.on_blocks(self.model)
+        handles = marks.on_parts(self.model)
         try:
             marks.restart()
-            small, _ = self.forward(every, batch)
+            self.forward(every, batch)
             marks.end("end")
         finally:
             for handle in handles:
                 handle.remove()
-        choosing = [self.seconds_of(partial(leaving, self.model, logits)) for logits in small]
-        parts = [marks.seconds[f"part {number}"] for number in range(len(small))]
-        if isinstance(self.model, Cascade):
+        choosing = [self.seconds_of(partial(leaving, self.model, logits)) for logits in every.small]
+        parts = [marks.seconds[f"part {number}"] for number in range(len(every.small))]
+        if isinstance(self.model, CascadeModel):
             return [*parts, marks.seconds["end"], *choosing]
-        heads = [marks.seconds[f"head {number}"] for number in range(len(small))]
+        heads = [marks.seconds[f"head {number}"] for number in range(len(every.small))]
         return [*parts, marks.seconds["rest"], *(head + chosen for head, chosen in zip(heads, choosing, strict=True))]
 
     def seconds_of(self, work: Callable[[], object]) -> float:
@@ -178,7 +205,7 @@ class ExitTimer:
         return self.clock() - begin
 
 
-def leaving(model: EarlyExitModel | Cascade, logits: Tensor) -> Tensor:
+def leaving(model: LeavesEarly, logits: Tensor) -> Tensor:
     return (~(model.sureness(logits).double() >= UNREACHED)).nonzero()[:, 0]
 
 
@@ -204,6 +231,12 @@ class Marks:
 
         return note
 
+    def on_parts(self, model: LeavesEarly) -> list[Any]:
+        if isinstance(model, CascadeModel):
+            return self.on_models(model)
+        assert isinstance(model, EarlyExitModel), "there are these two"
+        return self.on_blocks(model)
+
     def on_blocks(self, model: EarlyExitModel) -> list[Any]:
         """Heads are called one by one after the model's own forward, whose last part ends where the first head begins.
         Exits may share a head: its calls are told apart by their order."""
@@ -221,7 +254,7 @@ class Marks:
             *(head.register_forward_hook(end_of_head) for head in heads),
         ]
 
-    def on_models(self, model: Cascade) -> list[Any]:
+    def on_models(self, model: CascadeModel) -> list[Any]:
         return [
             one.register_forward_hook(self.hook(f"part {place}")) for place, one in enumerate(list(model.models)[:-1])
         ]

@@ -12,6 +12,7 @@ from torch import nn
 
 from shoestring.compression.exits.early_exit import EarlyExitModel
 from shoestring.compression.exits.evidence import PartSeconds, gather_evidence
+from shoestring.compression.exits.leaves_early import LeavesEarly
 from shoestring.compression.exits.thresholds import operate
 from shoestring.core.batch import Batch
 
@@ -20,7 +21,7 @@ TIMED = 16  # most batches used to time both models
 
 @dataclass(frozen=True)
 class ExitsMeasurement:
-    after: tuple[int, ...]  # number of blocks before each exit
+    after: tuple[int, ...]  # number of blocks before each exit; empty: a cascade of models
     expected: Mapping[str, Any]  # shares of rows that leave at each exit and at the end, speed-up and loss
     shares: tuple[float, ...]
     loss: float  # share of samples with another class than at the end
@@ -41,8 +42,10 @@ class ExitsMeasurement:
     def text(self) -> str:
         expected = " / ".join(f"{one:.0%}" for one in self.expected.get("shares", ()))
         found = " / ".join(f"{one:.0%}" for one in self.shares)
+        blocks = ", ".join(map(str, self.after))
+        where = f"exits after blocks {blocks}" if blocks else "cascade of a small and the large model"
         return (
-            f"exits after blocks {', '.join(map(str, self.after))}: {found} of the samples leave there and at the end (predicted "
+            f"{where}: {found} of the samples leave there and at the end (predicted "
             f"{expected}); whole batches {self.speedup:.2f} times as fast (predicted {self.expected.get('speedup', 1.0):.2f}), and "
             f"{self.loss:.2%} get another class than at the end (predicted {self.expected.get('loss', 0.0):.2%})"
         )
@@ -58,9 +61,9 @@ def exits_measured(
     clock: Callable[[], float] = perf_counter,
 ) -> ExitsMeasurement | None:
     """None: the model has no exits."""
-    if not isinstance(model, EarlyExitModel):
+    if not isinstance(model, LeavesEarly):
         return None
-    alike = PartSeconds((1.0,) * (len(model.after) + 1), (0.0,) * len(model.after))
+    alike = PartSeconds((1.0,) * (len(model.thresholds) + 1), (0.0,) * len(model.thresholds))
     point = operate(gather_evidence(model, batches, alike, forward=forward), model.thresholds.tolist())
     seconds = [0.0, 0.0]
     for batch in batches[:TIMED]:  # alternately, because the machine's speed changes over time
@@ -68,5 +71,6 @@ def exits_measured(
             begin = clock()
             forward(one, batch)
             seconds[place] += clock() - begin
-    expected: Mapping[str, Any] = next((edit["expected"] for edit in edits if edit.get("kind") == "exits"), {})
-    return ExitsMeasurement(model.after, expected, point.shares, point.loss, seconds[1] / max(seconds[0], 1e-12))
+    expected: Mapping[str, Any] = next((edit["expected"] for edit in edits if "expected" in edit), {})
+    after = model.after if isinstance(model, EarlyExitModel) else ()
+    return ExitsMeasurement(after, expected, point.shares, point.loss, seconds[1] / max(seconds[0], 1e-12))

@@ -178,7 +178,10 @@ class PackedModel:
     @property
     def claim(self) -> Claim | None:
         """The job that it claims to come from; None: it names none."""
-        named = self.about.get("job")
+        return self.claim_in(self.about.get("job"))
+
+    def claim_in(self, named: Any) -> Claim | None:
+        """What an entry of the manifest says about a job."""
         if named is None:
             return None
         if (

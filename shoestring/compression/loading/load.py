@@ -25,6 +25,7 @@ def load(
     *,
     job: Named | None = None,
     model: Callable[[], nn.Module] | None = None,
+    small: Named | None = None,
     decoded: bool = False,
     **flags: Any,
 ) -> nn.Module:
@@ -36,6 +37,7 @@ def load(
     job         builds the module: a job file, the name of a built-in job, a Job, or a function that returns one. Only its
                 code matters, not its weights. Models of built-in jobs need none
     model       or a factory for the module as it was before compression
+    small       of a cascade: the job of its small model, if it is not a built-in one
     decoded     decode all weights once: as fast as the original, and as large in memory
     flags       of the job file; its numbers default to those of the compression, its texts must be given again
 
@@ -46,8 +48,27 @@ def load(
     made = model() if model is not None else skeleton(packed, job, flags)
     if not isinstance(made, nn.Module):
         raise Mistake(f"the factory returned a {type(made).__name__}, not a module")
-    filled = packed.fill(apply_edits(made, packed.edits))
+    filled = packed.fill(apply_edits(made, built_edits(packed, job, small)))
     return decode_weights(filled) if decoded else filled
+
+
+def built_edits(packed: PackedModel, job: Named | None, small: Named | None) -> list[dict[str, Any]]:
+    """The manifest's edits; that of a cascade with its small model, as a job of the caller builds it."""
+    found = []
+    for edit in packed.edits:
+        if "job" in edit:
+            claim, own = packed.claim_in(edit["job"]), packed.claim
+            if small is None and claim is not None and own is not None and claim.source == own.source:
+                small = job  # one job makes both, with other flags
+            if small is None and (claim is None or not claim.built_in):
+                made = f" (it was made by {claim.job!r})" if claim is not None else ""
+                raise Mistake(
+                    f"{packed.folder} is a cascade of two models, and the job of the small one is not named{made}: a job is "
+                    f"code, so it is only run if you name it: give small=, a job file or a Job"
+                )
+            edit = {**edit, "small": named_job(claim or Claim(packed.folder), small, {})[0].model()}
+        found.append(edit)
+    return found
 
 
 def skeleton(packed: PackedModel, job: Named | None, flags: Mapping[str, Any]) -> nn.Module:

@@ -32,6 +32,7 @@ class LatencyReport:
 
     p50: Amount = Amount()
     p99: Amount = Amount()
+    mean: Amount = Amount()
 
 
 @dataclass(frozen=True)

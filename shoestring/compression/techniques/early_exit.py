@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
-import torch
 from torch import nn
 
 from shoestring.compression.calibration.calibration import Calibration
 from shoestring.compression.exits.blocks import chain_of
 from shoestring.compression.exits.confidence import MEASURES
 from shoestring.compression.exits.early_exit import EarlyExitModel, Head
-from shoestring.compression.exits.evidence import gather_evidence, seconds_by_part
-from shoestring.compression.exits.exit_job import AllExits, ExitTraining, exit_job
-from shoestring.compression.exits.thresholds import NEVER, ExitCalibration, calibrate
-from shoestring.compression.technique import STRUCTURE
-from shoestring.compression.techniques.restructure import Restructure
+from shoestring.compression.exits.evidence import closeness
+from shoestring.compression.exits.thresholds import NEVER, ExitEvidence, Point, Thresholds, calibrate, operate
+from shoestring.compression.exits.trained_heads import trained_heads, with_heads
+from shoestring.compression.exits.within_seconds import least_damage
+from shoestring.compression.technique import STRUCTURE, ModelCost
+from shoestring.compression.techniques.leave_early import (
+    FoundExits,
+    LeaveEarly,
+    evidence_of,
+    expected_entry,
+    predicted_latency,
+)
 from shoestring.core.errors import Mistake
-from shoestring.core.job import Job
-from shoestring.core.running import random_state
 
-RATE = 3e-3  # learning rate of Adam for the heads
 LARGEST = 1 << 20  # largest width, number of classes or grid of a head that a folder may claim
+MOST_EXITS = 6  # that the planner tries
+SPARE = 0.95  # share of a latency's limit that the planner plans exits for: timings differ from one to the next
+DIGITS = 3  # of the seconds that it writes
 
 
 @dataclass(frozen=True)
-class EarlyExit(Restructure):
+class EarlyExit(LeaveEarly):
     """Add a classifier head after every `every` blocks; a sample leaves at the first head that is confident enough, and
     the rest of the batch continues. The model itself is not changed: heads are trained towards its outputs on the
     calibration samples, without labels,
@@ -40,12 +45,17 @@ class EarlyExit(Restructure):
     (exits/thresholds.py: learn then test). Xin et al. 2020, DeeBERT, arXiv 2004.12993; Angelopoulos et al. 2021, Learn
     then Test, arXiv 2110.01052.
 
+    With `seconds` the thresholds do the least damage at which a share of the answers takes no longer
+    (exits/within_seconds.py): `compress --latency 5ms@90%` tries that beside the other techniques, if the model as it is
+    misses the limit. Every answer takes the time of its exit, so `--latency 5ms`, which 99 of 100 answers must keep, needs
+    an exit that nearly all samples take.
+
     It makes a classifier faster if most samples are easy, and larger by its heads. Measured on Fashion-MNIST with heads
     that were trained with the model: half a point allowed, 2.4 times as fast in batches of 32 with 0.99 points lost on
     other data; with delta=0.1 1.8 times with 0.06 (benchmarks/compress/README.md). With few held-out samples, the loss
     on other samples exceeds the limit: use delta.
 
-    Costs: the heads' weights, and the time to train and run them.
+    Costs: the heads' weights, and the time to train and run them; with a latency, planning about twice as long.
 
     Not for: outputs other than classes, samples that are all equally hard, or ONNX files.
     """
@@ -57,8 +67,11 @@ class EarlyExit(Restructure):
     )
     measure: str = "probability"  # of confidence: probability, entropy or margin
     steps: int = 200  # training steps of the heads
+    seconds: float = 0.0  # that an answer may take: the least damage that keeps it; 0: the least mean time
+    share: float = 0.99  # of the answers that must keep `seconds`
     saves_bytes: ClassVar[bool] = False
     why: ClassVar[str] = "samples that are easy leave after some blocks"
+    on_request: ClassVar[bool] = False  # a latency may need it
     order: ClassVar[int] = STRUCTURE + 5  # applied to a model that was pruned already
 
     def __post_init__(self) -> None:
@@ -69,74 +82,75 @@ class EarlyExit(Restructure):
             )
         if self.measure not in MEASURES:
             raise Mistake(f"EarlyExit(measure={self.measure!r}): there are {', '.join(MEASURES)}")
+        if self.seconds < 0 or not 0 < self.share < 1 or (self.seconds and self.delta):
+            raise Mistake(
+                f"EarlyExit(seconds={self.seconds}, share={self.share}, delta={self.delta}): give seconds of zero or more and a "
+                f"share between 0 and 1; delta bounds the loss of the least mean time, so it can't stand beside seconds"
+            )
 
-    def restructure(self, study: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
+    @classmethod
+    def choices(cls, cost: ModelCost, /) -> tuple[Self, ...]:
+        """One setting, if the model as it is misses the latency: heads are only trained then."""
+        limit, share = cost.wanted.latency, cost.wanted.percentile
+        if limit is None or not cost.study.timed or cost.study.clock.plain.at(share) <= limit:
+            return ()
+        try:
+            every = max(1, -(-len(chain_of(cost.study.model)) // (MOST_EXITS + 1)))
+        except Mistake:
+            every = 1  # refused with this reason
+        return (cls(every=every, loss=1.0, seconds=float(f"{SPARE * limit:.{DIGITS}g}"), share=share),)
+
+    def find_exits(self, study: Calibration) -> FoundExits:
         blocks = len(chain_of(study.model))
         after = tuple(range(self.every, blocks, self.every))
         if not after:
             raise Mistake(
                 f"EarlyExit(every={self.every}): the model has {blocks} blocks, so no exit comes before its end"
             )
-        early = self.with_heads(study, after).early()
-        found = self.calibrate_exits(study, early)
-        if all(one == NEVER for one in found.point.thresholds):
+        heads = study.parts(
+            f"heads after {after}, {self.steps} steps",
+            lambda: trained_heads(study.model, study.batches, study.forward, after, self.steps),
+        )
+        every = with_heads(study.model, heads, None, self.measure)
+        evidence, single = evidence_of(study, every)
+        if self.seconds:
+            point = operate(evidence, self.thresholds_in_time(study, every, single))
+        else:
+            point = calibrate(evidence, self.loss, self.delta or None).point
+        if all(one == NEVER for one in point.thresholds):
             raise Mistake(
                 f"no exit is worth its head with {self.loss:g} of the answers other than the whole model's: allow a larger loss, "
                 f"give the Job more held-out data, or train heads with the model (docs/exits.md)"
             )
-        early.thresholds.copy_(torch.tensor(found.point.thresholds))
-        return early, edit_of(early, found), ()
+        early = with_heads(study.model, heads, point.thresholds, self.measure)
+        return FoundExits(early, edit_of(early, point), predicted_latency(study, single, point))
 
-    def with_heads(self, study: Calibration, after: tuple[int, ...]) -> ExitTraining:
-        """A copy of the model with trained heads."""
-        plain = Job(
-            model=lambda: copy.deepcopy(study.model),
-            data=lambda: list(study.batches),
-            forward=study.forward,
-            steps=self.steps,
-        )
-        with random_state.fork_rng(), torch.enable_grad():
-            random_state.seed(0)
-            job = exit_job(plain, after, train="heads", distil=True, measure=self.measure)
-            model = job.model()
-            assert isinstance(model, ExitTraining), "exit_job makes one"
-            optimizer = torch.optim.Adam(model.heads.parameters(), lr=RATE)
-            for step in range(self.steps):
-                batch = study.batches[step % len(study.batches)]
-                output = job.forward(model, batch)
-                if not isinstance(output, AllExits):
-                    raise Mistake(
-                        f"the job's forward makes a {type(output).__name__} of what the model gives, and exits give their logits "
-                        f"beside it: let forward return what the model gives"
-                    )
-                optimizer.zero_grad()
-                job.loss(output, batch).backward()
-                optimizer.step()
-        return model
-
-    def calibrate_exits(self, study: Calibration, early: EarlyExitModel) -> ExitCalibration:
-        costs = seconds_by_part(early, study.others[0], forward=study.forward)
-        return calibrate(
-            gather_evidence(early, study.others, costs, forward=study.forward), self.loss, self.delta or None
-        )
+    def thresholds_in_time(self, study: Calibration, early: EarlyExitModel, single: ExitEvidence) -> Thresholds:
+        close = replace(single, right=closeness(early, study.others, study.forward))
+        best = least_damage(close, study.clock.plain, self.seconds, self.share).thresholds
+        if (lost := operate(single, best).loss) > self.loss:
+            raise Mistake(
+                f"EarlyExit(loss={self.loss:g}, seconds={self.seconds:g}): {lost:.2%} of the held-out samples get another "
+                f"class where the limit is kept: allow a larger loss, or more seconds"
+            )
+        return best
 
 
-def edit_of(early: EarlyExitModel, found: ExitCalibration) -> dict[str, Any]:
+def edit_of(early: EarlyExitModel, point: Point) -> dict[str, Any]:
     """The manifest's entry to make the exits again, and what to expect of them."""
-    heads = [early.heads[str(number)] for number in early.after]
     told = []
-    for head in heads:
+    for number in early.after:
+        head = early.heads[str(number)]
         assert isinstance(head, Head), "the usual ones"
         told.append(
             {"classes": head.classify.out_features, "pool": head.pool, "grid": head.grid, "width": width_of(head)}
         )
-    expected = {name: asdict(found.point)[name] for name in ("shares", "speedup", "loss", "rows")}
     return {
         "kind": "exits",
         "after": list(early.after),
         "heads": told,
         "measure": early.measure,
-        "expected": {**expected, "shares": list(found.point.shares)},
+        "expected": expected_entry(point),
     }
 
 

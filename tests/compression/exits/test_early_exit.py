@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.exits import MEASURES, Cascade, EarlyExitModel, Head, with_exits
+from shoestring.compression.exits import MEASURES, CascadeModel, EarlyExitModel, Head, with_exits
 from shoestring.core.errors import Mistake
 from tests.compression.exits.toys import Block, Residual, Stages, Tokens, chain, heads_of
 
@@ -245,7 +245,7 @@ def test_in_training_it_is_the_model() -> None:
 
 def test_a_cascade_gives_every_row_what_it_gets_alone_with_masks_too() -> None:
     torch.manual_seed(0)
-    cascade = Cascade([Tokens(depth=1), Tokens(depth=2), Tokens(depth=3)]).eval()
+    cascade = CascadeModel([Tokens(depth=1), Tokens(depth=2), Tokens(depth=3)]).eval()
     batch = {
         "ids": torch.randint(0, 20, (10, 7)),
         "attention_mask": (torch.arange(7) < torch.randint(1, 8, (10, 1))).long(),
@@ -268,8 +268,8 @@ def test_a_cascade_gives_every_row_what_it_gets_alone_with_masks_too() -> None:
 
 def test_a_cascade_refuses_one_model_other_classes_and_other_numbers_of_thresholds() -> None:
     with pytest.raises(Mistake, match="1 models"):
-        Cascade([chain()])
+        CascadeModel([chain()])
     with pytest.raises(Mistake, match="2 thresholds"):
-        Cascade([chain(), chain()], (0.5, 0.5))
+        CascadeModel([chain(), chain()], (0.5, 0.5))
     with pytest.raises(Mistake, match="same"):
-        Cascade([chain(classes=3), chain(classes=4)], (2.0,)).eval()(torch.randn(2, 5))
+        CascadeModel([chain(classes=3), chain(classes=4)], (2.0,)).eval()(torch.randn(2, 5))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoestring.compression.exits import Cascade, EarlyExitModel, PartSeconds, gather_evidence, seconds_by_part
+from shoestring.compression.exits import CascadeModel, EarlyExitModel, PartSeconds, gather_evidence, seconds_by_part
 from tests.compression.exits.toys import chain, heads_of
 
 ROWS = 32
@@ -34,7 +34,7 @@ class WorkClock:
         return self.now
 
 
-def costs_of(model: EarlyExitModel | Cascade, work: Mapping[nn.Module, WORK]) -> PartSeconds:
+def costs_of(model: EarlyExitModel | CascadeModel, work: Mapping[nn.Module, WORK]) -> PartSeconds:
     return seconds_by_part(model, (torch.randn(ROWS, 5),), rounds=2, clock=WorkClock(work))
 
 
@@ -83,7 +83,7 @@ def test_exits_that_share_a_head_pay_for_it_each() -> None:
 
 
 def test_the_models_of_a_cascade_cost_their_own_work() -> None:
-    cascade = Cascade([chain(depth=2), chain(depth=3)]).eval()
+    cascade = CascadeModel([chain(depth=2), chain(depth=3)]).eval()
     costs = costs_of(cascade, {cascade.models[0]: (4.0, 1.0), cascade.models[1]: (0.0, 3.0)})
     assert costs.parts == pytest.approx((1.0, 3.0)) and costs.heads == pytest.approx((0.0,))
     assert costs.fixed == pytest.approx((4.0 / ROWS, 0.0))

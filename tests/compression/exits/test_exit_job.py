@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import shoestring
-from shoestring.compression.exits import Cascade, PartSeconds, calibrate, exit_job, gather_evidence, operate
+from shoestring.compression.exits import CascadeModel, PartSeconds, calibrate, exit_job, gather_evidence, operate
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from tests.compression.exits.toys import Residual, Tokens, chain
@@ -101,7 +101,7 @@ def test_trained_calibrated_and_measured_on_data_never_seen() -> None:
 
 def test_agreement_is_evidence_without_labels() -> None:
     torch.manual_seed(0)
-    cascade = Cascade([chain(depth=2), chain(depth=3)]).eval()
+    cascade = CascadeModel([chain(depth=2), chain(depth=3)]).eval()
     evidence = gather_evidence(cascade, [blobs(0), blobs(1)], PartSeconds((1.0, 2.0), (0.0,)))
     assert bool((evidence.right[:, -1] == 1).all()) and 0 < float(evidence.right[:, 0].mean()) < 1
 
@@ -141,4 +141,4 @@ def test_what_cannot_be_trained_so_is_refused() -> None:
     with pytest.raises(Mistake, match="no chain of like blocks"):
         exit_job(Job(model=lambda: nn.Linear(2, 2), data=list), (1,))
     with pytest.raises(Mistake, match="no batch"):
-        gather_evidence(Cascade([chain(), chain()]), [], ((1.0, 1.0), (0.0,)))
+        gather_evidence(CascadeModel([chain(), chain()]), [], ((1.0, 1.0), (0.0,)))

@@ -142,7 +142,7 @@ def test_a_latency_below_the_originals_is_kept_by_products_of_bytes(monkeypatch:
     monkeypatch.setattr(LatencyTimer, "decoding", lambda self, stored: -0.001 if stored.kind == "int8" else 0.001)
     monkeypatch.setattr("shoestring.compression.calibration.latency.latency", lambda *given: Latency(0.010, 0.010, 20))
     monkeypatch.setattr(
-        "shoestring.compression.room.latencies",
+        "shoestring.compression.exits.leaves_early.latencies",
         lambda models, *given: [
             Latency(0.010 - 0.001 * sum(form.kind == "int8" for form in formats_of(model).values()), 0.010, 20)
             for model in models
@@ -162,7 +162,7 @@ def test_an_answer_that_is_later_than_reckoned_is_reckoned_with(monkeypatch: pyt
     monkeypatch.setattr(LatencyTimer, "decoding", lambda self, stored: 0.0)
     monkeypatch.setattr("shoestring.compression.calibration.latency.latency", lambda *given: Latency(0.010, 0.010, 20))
     monkeypatch.setattr(
-        "shoestring.compression.room.latencies",
+        "shoestring.compression.exits.leaves_early.latencies",
         lambda models, *given: [Latency(0.012 if formats_of(model) else 0.010, 0.012, 20) for model in models],
     )
     job = job_of("mlp")
