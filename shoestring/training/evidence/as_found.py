@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoestring.core.user_code.foreign import attributes_of, container_kind, slots_of
 from shoestring.core.job import Job
 from shoestring.core.private import without_modes
+from shoestring.core.user_code.foreign import attributes_of, container_kind, slots_of
 from shoestring.measure.holdings import OF_DATA, OURS, functions_of, is_of_library, names_in, objects_in, package_of
 from shoestring.training.memory.recompute.block_state import (
     GENERATORS,
