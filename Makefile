@@ -39,7 +39,7 @@ test: .venv/test
 
 # What every test takes, on a quiet machine, and from that the tests that `make test` leaves to `make check` (tests/slow_tests.py)
 slow-tests: .venv/test
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "(listed or not slow) and not browser" --seconds .venv/seconds
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "(listed or not slow) and not browser" --seconds=.venv/seconds
 	$(BIN)/python -m tests.slow_tests .venv/seconds
 
 # The pages in Chromium. Where there is none and it can't be installed, these tests are skipped and say so.

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from shoestring import Job, verify
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.memory.step_in_backward import StepInBackward
+from shoestring.training.memory.optimizers.step_in_backward import StepInBackward
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
 
 x, y = torch.randn(64, 128), torch.randint(10, (64,))
 job = Job(

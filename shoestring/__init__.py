@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from shoestring.compression.distillation.library import distill
     from shoestring.compression.library import Smaller, compress
-    from shoestring.compression.load import load
-    from shoestring.core.clients import Numbered
+    from shoestring.compression.loading.load import load
+    from shoestring.core.clients.clients import Numbered
+    from shoestring.core.clients.local import Local
     from shoestring.core.errors import Mistake, OverBudget
     from shoestring.core.job import Job
-    from shoestring.core.local import Local
-    from shoestring.core.schedule import PerEpoch, warmup_cosine, warmup_linear
-    from shoestring.core.weights import Weights
+    from shoestring.core.model.weights import Weights
+    from shoestring.core.optimization.schedule import PerEpoch, warmup_cosine, warmup_linear
     from shoestring.data.partition import ByColumn, Dirichlet, Iid, QuantitySkew
     from shoestring.federated.library import Federated, federate
     from shoestring.planning.plan import Outcome, Plan
@@ -82,22 +82,22 @@ HOMES = {
     "QuantitySkew": "data.partition",
     "Federated": "federated.library",
     "federate": "federated.library",
-    "Local": "core.local",
-    "Numbered": "core.clients",
+    "Local": "core.clients.local",
+    "Numbered": "core.clients.clients",
     "Job": "core.job",
     "Lamb": "training.optimizers",
     "Lars": "training.optimizers",
     "Mistake": "core.errors",
     "OverBudget": "core.errors",
     "Outcome": "planning.plan",
-    "PerEpoch": "core.schedule",
+    "PerEpoch": "core.optimization.schedule",
     "Plan": "planning.plan",
     "Step": "training.library",
     "FitResult": "training.library",
-    "Weights": "core.weights",
+    "Weights": "core.model.weights",
     "Smaller": "compression.library",
     "compress": "compression.library",
-    "load": "compression.load",
+    "load": "compression.loading.load",
     "load_test": "serving.load.library",
     "serve": "serving.library",
     "decay_groups": "training.optimizers",
@@ -106,8 +106,8 @@ HOMES = {
     "plan": "training.library",
     "train": "training.library",
     "verify": "training.library",
-    "warmup_cosine": "core.schedule",
-    "warmup_linear": "core.schedule",
+    "warmup_cosine": "core.optimization.schedule",
+    "warmup_linear": "core.optimization.schedule",
 }
 
 
@@ -119,7 +119,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     """The public names, imported when first used: `import shoestring` alone does not import torch."""
     if name not in HOMES:
-        from shoestring.core.suggest import did_you_mean
+        from shoestring.core.command_line.suggest import did_you_mean
 
         raise AttributeError(f"shoestring has no {name!r}; it has {', '.join(__all__)}{did_you_mean(name, __all__)}")
     from importlib import import_module

@@ -14,10 +14,10 @@ import ast
 import os
 from collections import namedtuple
 
-from shoestring.core.arguments import argument, arguments_of, dataclass
+from shoestring.core.command_line.arguments import argument, arguments_of, dataclass
+from shoestring.core.command_line.suggest import did_you_mean
 from shoestring.core.errors import Mistake
-from shoestring.core.seams import calls_user
-from shoestring.core.suggest import did_you_mean
+from shoestring.core.user_code.seams import calls_user
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -258,8 +258,8 @@ def load_job(path: str | Path, values: dict[str, Any]) -> Job:
     except Mistake:
         raise
     except (Exception, SystemExit) as error:  # such as argparse's, which reads our command line
-        from shoestring.core.blame import failure_text
-        from shoestring.core.extras import install_hint
+        from shoestring.core.command_line.extras import install_hint
+        from shoestring.core.user_code.blame import failure_text
 
         raise Mistake(
             f"{path} raised {failure_text(error)}{install_hint(error)}; add --traceback to see more"

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shoestring import Job
 from tests.training.evidence import test_rehearse as steered
-from tests.training.memory import test_block_state as kept
+from tests.training.memory.recompute import test_block_state as kept
 
 WIDTH = kept.WIDTH
 SAMPLES = 6

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from shoestring import Job
-from shoestring.core.run import Run
-from shoestring.core.run_state import LivesOnDisk
-from shoestring.core.run_weights import bring_home
+from shoestring.core.running.run import Run
+from shoestring.core.running.run_state import LivesOnDisk
+from shoestring.core.running.run_weights import bring_home
 from shoestring.data.feed import Feed
-from shoestring.runs.checkpoints import draft as drafted
-from shoestring.runs.checkpoints import newest_good, publish
+from shoestring.runs.checkpoints.checkpoints import draft as drafted
+from shoestring.runs.checkpoints.checkpoints import newest_good, publish
 from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.execution.snapshot import restore, snapshot_of
 from shoestring.training.loop import steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shoestring.core.ledger import Ledger
+from shoestring.core.costs.ledger import Ledger
 
 
 def with_traits(ledger: Ledger, *traits: str) -> Ledger:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from shoestring.core.hardware import Hardware, measured_group
-from shoestring.core.sum_costs import Rate
-from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE
+from shoestring.core.costs.hardware import Hardware, measured_group
+from shoestring.core.workers.sum_costs import Rate
+from shoestring.core.workers.sums import LIBRARY, MEMORY, NAIVE, RING, TREE
 from shoestring.measure import probe
 from shoestring.measure.process import memory_all
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shoestring.runs.event_log import read, record_of
+from shoestring.runs.events.event_log import read, record_of
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoestring.runs.cadence import Cadence
+from shoestring.runs.checkpoints.cadence import Cadence
 from shoestring.training.evidence.tasks import TechniqueSpec
 from shoestring.training.execution.recorder import RecordingSettings
 from shoestring.training.execution.tasks import TrainTask

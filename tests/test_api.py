@@ -15,13 +15,13 @@ from torch import nn
 import shoestring
 from shoestring import Job, Mistake, OverBudget
 from shoestring.core.budget import Budget
-from shoestring.core.options import as_arguments, speaking_of_arguments
+from shoestring.core.command_line.options import as_arguments, speaking_of_arguments
 from shoestring.planning.plan import Outcome
 from shoestring.processes.launch import error_stream
 from shoestring.processes.signals import stopping_gently
 from shoestring.training.library import for_script
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.plan import TrainingDetails, training_plan
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
+from shoestring.training.planning.plan import TrainingDetails, training_plan
 
 JOB = """
 import torch

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from shoestring.compression.catalogue import CATALOGUE as COMPRESSION
+from shoestring.core.command_line.technique_syntax import RENAMED
 from shoestring.core.errors import Mistake
 from shoestring.core.technique import parse_technique, text
-from shoestring.core.technique_syntax import RENAMED
 from shoestring.federated.catalogue import CATALOGUE as FEDERATED
 from shoestring.planning import names
 from shoestring.serving.catalogue import CATALOGUE as SERVING

@@ -14,7 +14,7 @@ import torch
 import shoestring
 from shoestring import Mistake
 from shoestring.commands.main import run as command
-from shoestring.core.seal import seal
+from shoestring.core.files.seal import seal
 
 NET = """
 import torch
@@ -169,8 +169,8 @@ def test_a_built_in_job_needs_no_name(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_names_no_file_outside_of_its_run(sent: Sent, tmp_path: Path) -> None:
-    from shoestring.runs.checkpoints import RunCheckpoint
-    from shoestring.runs.tensors import UnreadableTensors
+    from shoestring.runs.checkpoints.checkpoints import RunCheckpoint
+    from shoestring.runs.weights.tensors import UnreadableTensors
 
     checkpoint = RunCheckpoint(tmp_path / "run" / "checkpoints" / "step-00000002")
     for name in ("../secret.bin", "/etc/passwd", "a/b.bin", "..", "stream.json"):
@@ -180,9 +180,9 @@ def test_a_checkpoint_names_no_file_outside_of_its_run(sent: Sent, tmp_path: Pat
 
 
 def test_no_link_in_a_run_is_written_through(sent: Sent, tmp_path: Path) -> None:
-    from shoestring.core.regular import NotRegular
-    from shoestring.runs.event_log import Events
-    from shoestring.training.memory.disk_store import DiskStore
+    from shoestring.core.files.regular import NotRegular
+    from shoestring.runs.events.event_log import Events
+    from shoestring.training.memory.offload.disk_store import DiskStore
 
     (tmp_path / "mine").write_text("precious")
     for name in ("events.jsonl", "stream.bin"):
@@ -198,8 +198,8 @@ def test_no_link_in_a_run_is_written_through(sent: Sent, tmp_path: Path) -> None
 
 def test_a_run_that_goes_on_takes_no_text_and_no_folder_from_its_files(sent: Sent, tmp_path: Path) -> None:
     from shoestring.training.commands.job_flags import check_flags
-    from shoestring.training.memory.offload_activations import OffloadActivations
-    from shoestring.training.plan import check_paths, load_plan, training_plan
+    from shoestring.training.memory.offload.offload_activations import OffloadActivations
+    from shoestring.training.planning.plan import check_paths, load_plan, training_plan
 
     check_flags("run", sent.net, {"width": 8, "words": ""}, {})
     check_flags("run", sent.net, {"words": "mine.txt"}, {"words": "mine.txt"})

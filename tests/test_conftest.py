@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from shoestring.core.codec import to_json
-from shoestring.core.hardware import Hardware
+from shoestring.core.costs.hardware import Hardware
+from shoestring.core.files.codec import to_json
 from shoestring.measure.cache import cache_folder
 from shoestring.measure.probe import known_hardware
 from shoestring.training.execution.job_planning import in_group

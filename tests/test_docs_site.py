@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
 from shoestring.training.technique import TrainingTechnique
 
 ROOT = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""A test stands where its subject stands: `shoestring/runs/saver.py` is tested by `tests/runs/test_saver.py`.
+"""A test stands where its subject stands: `shoestring/runs/checkpoints/saver.py` is tested by `tests/runs/checkpoints/test_saver.py`.
 
 Not every file has a test file of its name: small ones are tested together with what they serve, or by examples in their docstrings. The
 share that has one may rise, and not fall.

@@ -23,7 +23,7 @@ ALLOWED = {
     ("browser/test_compression_page.py", "shared"): "words on a page",
     ("core/test_exactness.py", "chance"): "a model that draws other weights in every process is what is refused there",
     ("training/thread_links.py", "patience"): "it looks again, until the others are gone",
-    ("training/data_parallel/test_asynchronous.py", "patience"): NEVER_COMES,
+    ("training/data_parallel/parameter_server/test_asynchronous.py", "patience"): NEVER_COMES,
     ("training/links/test_mailbox.py", "patience"): NEVER_COMES,
     ("training/links/test_shared_memory_link.py", "patience"): NEVER_COMES,
     ("training/links/test_sums.py", "patience"): NEVER_COMES,

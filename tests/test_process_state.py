@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring import Job
-from shoestring.core import random_state
+from shoestring.core.running import random_state
 from shoestring.measure.instructions import VARIABLE
-from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
 from tests.federated.toys import toy_job
 
 FILE = """

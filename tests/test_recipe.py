@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from transformers import BertConfig, BertForSequenceClassification
 
 from shoestring.jobfile import load_job
+from shoestring.runs.events.history import History
 from shoestring.runs.folder import holder
-from shoestring.runs.history import History
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("warm_workers")

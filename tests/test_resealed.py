@@ -20,39 +20,41 @@ from torch import nn
 import shoestring
 from shoestring import Job, Mistake
 from shoestring.compression.command import report_written
-from shoestring.compression.source import open_source
-from shoestring.core.command import Call
-from shoestring.core.run import plain_run
-from shoestring.core.seal import seal
+from shoestring.compression.loading.source import open_source
+from shoestring.core.command_line.command import Call
+from shoestring.core.costs.cluster_file import read_cluster
+from shoestring.core.files.seal import seal
+from shoestring.core.running.run import plain_run
 from shoestring.data.feed import Feed
-from shoestring.federated.available import available_techniques
-from shoestring.federated.kept_plan import plan_in as federated_plan_in
+from shoestring.federated.planning.available import available_techniques
+from shoestring.federated.planning.kept_plan import plan_in as federated_plan_in
 from shoestring.jobfile import load_job
 from shoestring.planning.plan import Outcome
 from shoestring.privacy.ledger import PrivacyLedger, ReleasedRound, line_of
 from shoestring.processes.messages import Cause, Failure, message_text, read_message
 from shoestring.processes.named_job import claim_of_run, flags_for
 from shoestring.processes.task import read_task, task_text
-from shoestring.runs.checkpoints import RunCheckpoint, damage, list_checkpoints, reading_untrusted
-from shoestring.runs.event_log import NAME
-from shoestring.runs.event_log import line_of as event_line
-from shoestring.runs.export import export_weights
+from shoestring.runs.checkpoints.checkpoints import RunCheckpoint, damage, list_checkpoints, reading_untrusted
+from shoestring.runs.events.event_log import NAME
+from shoestring.runs.events.event_log import line_of as event_line
+from shoestring.runs.events.history import History
 from shoestring.runs.folder import Folder
-from shoestring.runs.history import History
 from shoestring.runs.modules import changes, kept_modules
 from shoestring.runs.options import RunOptions
-from shoestring.runs.report import report_of
+from shoestring.runs.reports.export import export_weights
+from shoestring.runs.reports.report import report_of
 from shoestring.runs.request import differences
 from shoestring.runs.resume import OpenedRun, planning_options
 from shoestring.runs.session import Session, kept_plan
-from shoestring.runs.tensors import TensorFile
-from shoestring.runs.weight_files import open_tensors as opened_weights
+from shoestring.runs.weights.tensors import TensorFile
+from shoestring.runs.weights.weight_files import open_tensors as opened_weights
 from shoestring.show.page import page
 from shoestring.show.run_end import report_finished
 from shoestring.training.execution.snapshot import PARTS, restore
 from shoestring.training.execution.tasks import DoctorTask, TrainTask
 from shoestring.training.loop import steps
-from shoestring.training.plan import TrainingDetails, load_plan, plan_in, training_plan
+from shoestring.training.on_paper.transformer import read_transformer
+from shoestring.training.planning.plan import TrainingDetails, load_plan, plan_in, training_plan
 from tests.mutations import places, variants, with_value
 
 NET = """
@@ -219,7 +221,7 @@ def test_what_was_asked_for(room: Room) -> None:
 
 def test_a_plan(room: Room, tmp_path: Path) -> None:
     from shoestring.training.memory.accumulate import Accumulate
-    from shoestring.training.memory.checkpoint import Checkpoint as Recompute
+    from shoestring.training.memory.recompute.checkpoint import Checkpoint as Recompute
 
     folder = Folder(room.run)
     chosen = training_plan((Accumulate(pieces=2), Recompute(every=2)), details=TrainingDetails(blocks=(("0", 5),)))
@@ -374,6 +376,23 @@ def test_the_aliases_of_a_checkpoint_and_its_header(room: Room, tmp_path: Path) 
         with told(one):
             if not damage(checkpoint, PARTS):
                 export_weights(checkpoint, tmp_path / str(number))
+
+
+def test_files_that_would_take_gigabytes_once_they_are_read(tmp_path: Path) -> None:
+    text = b'{"modules": [%b[]]}' % (b"[]," * (5 << 20))  # an empty list takes some eighty bytes of memory
+    for name, read in {
+        "modules.json": Folder(tmp_path).read,
+        "cluster.json": lambda name: read_cluster(tmp_path / name),
+        "model.json": lambda name: read_transformer(tmp_path / name),
+        "model.safetensors.index.json": lambda name: opened_weights([str(tmp_path / name)]),
+    }.items():
+        (tmp_path / name).write_bytes(text)
+        with pytest.raises(Mistake, match="its JSON has more than 8,388,608 values"):
+            read(name)
+        (tmp_path / name).unlink()
+        (tmp_path / name).symlink_to("/dev/zero")
+        with pytest.raises(Mistake, match="is a device, not a file"):
+            read(name)
 
 
 def test_tasks_and_messages(room: Room) -> None:

@@ -112,7 +112,7 @@ def shorten(asked, call):
     made = applied(plan.techniques, words)
     found = figures((SIZE, LOST), plan.numbers()).with_measured({"size_bytes": len(made), "letters_lost": len(words) - len(made)})
     if asked.report:
-        from shoestring.runs.report import Report
+        from shoestring.runs.reports.report import Report
         from shoestring.show.page import page
 
         Path(asked.report).write_text(page(Report(of_room=Shortened(tuple(map(text, plan.techniques))))))
@@ -133,7 +133,7 @@ def section(report):
     return Markup("<section><h2>Shortened by</h2><p>{}</p></section>").format(" and ".join(report.of_room.by) + " <b>")
 '''
 OPTIONS = """
-from shoestring.core.arguments import argument, dataclass
+from shoestring.core.command_line.arguments import argument, dataclass
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class TightenOptions:
     run: str = argument("DIR", "folder of the run", required=True)
 """
 PLUGIN = """
-from shoestring.core.command import Command, ExportFormat
+from shoestring.core.command_line.command import Command, ExportFormat
 from shoestring.core.rooms import RoomPlugin, Verb
 
 
@@ -244,7 +244,7 @@ from shoestring.planning.choose import Chooser, best_or_asked, requested_candida
 from shoestring.planning.plan import read_plan
 from shoestring.processes.launch import run_worker
 from shoestring.processes.task import Task
-from shoestring.runs.event import Begun, Finished, RoomEvent, Stepped
+from shoestring.runs.events.event import Begun, Finished, RoomEvent, Stepped
 from shoestring.runs.request import Request
 from shoestring.runs.resume import open_run
 from shoestring.runs.session import Execution, Session
@@ -290,11 +290,11 @@ class Tighten(Task[Tightened]):
     def perform(self, tell, link):
         import torch
 
-        from shoestring.runs.cadence import Cadence
-        from shoestring.runs.checkpoints import newest_good
-        from shoestring.runs.event_log import Events
+        from shoestring.runs.checkpoints.cadence import Cadence
+        from shoestring.runs.checkpoints.checkpoints import newest_good
+        from shoestring.runs.events.event_log import Events
         from shoestring.runs.folder import Folder
-        from shoestring.runs.saver import Saver, Snapshot
+        from shoestring.runs.checkpoints.saver import Saver, Snapshot
 
         folder = Folder(Path(self.folder))
         events = Events(folder.path)
@@ -355,7 +355,7 @@ class Tightening(Execution):
 
 
 def export_text(asked):
-    from shoestring.runs.export import Exported, named_weights
+    from shoestring.runs.reports.export import Exported, named_weights
 
     (letters,) = named_weights(asked.checkpoint)["text"].pieces()
     asked.target.write_bytes(bytes(letters))

@@ -13,7 +13,7 @@ import pytest
 
 import shoestring
 from shoestring.core import rooms
-from shoestring.core.command import named_object
+from shoestring.core.command_line.command import named_object
 from shoestring.core.errors import Mistake
 from shoestring.core.rooms import RoomPlugin, installed_rooms, room_entries, room_named
 
@@ -31,11 +31,11 @@ CALLS = r"zlib\.\w+|\.decompress\("  # of the library of that name
 ALLOWED = {
     # One Job says what the user wants, for every room: the same file is trained, federated and compressed.
     "core/job.py": r"Where records lie on many devices",
-    "core/local.py": r"device does with its own records",
-    "core/clients.py": r"a federated job needs clients",
-    "core/statistics.py": r"running statistics of norm layers in a federation",
+    "core/clients/local.py": r"device does with its own records",
+    "core/clients/clients.py": r"a federated job needs clients",
+    "core/clients/statistics.py": r"running statistics of norm layers in a federation",
     # Optional packages are installed by hand: the hint says for which commands.
-    "core/extras.py": r'Extra\("(?:private|onnx)"',
+    "core/command_line/extras.py": r'Extra\("(?:private|onnx)"',
 }
 
 
@@ -61,9 +61,13 @@ def test_nothing_outside_a_room_names_it() -> None:
 
 
 def test_a_line_that_names_a_room_is_found_in_code_strings_and_comments() -> None:
-    for line in ('if "federated" in story:', "from shoestring.training.plan import Plan", "x = 1  # of compression"):
-        assert named_rooms("runs/report.py", line), line
-    assert not named_rooms("runs/report.py", "packed = zlib.compress(text)")
+    for line in (
+        'if "federated" in story:',
+        "from shoestring.training.planning.plan import Plan",
+        "x = 1  # of compression",
+    ):
+        assert named_rooms("runs/reports/report.py", line), line
+    assert not named_rooms("runs/reports/report.py", "packed = zlib.compress(text)")
 
 
 def test_every_permission_is_needed() -> None:

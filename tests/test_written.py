@@ -14,8 +14,8 @@ import pytest
 from shoestring.commands.main import own_commands
 from shoestring.commands.parser import Parser
 from shoestring.compression.catalogue import CATALOGUE as COMPRESSION
-from shoestring.core.arguments import add_flags
-from shoestring.core.command import named_object
+from shoestring.core.command_line.arguments import add_flags
+from shoestring.core.command_line.command import named_object
 from shoestring.core.technique import Technique, parse_technique
 from shoestring.federated.catalogue import CATALOGUE as FEDERATED
 from shoestring.serving.catalogue import CATALOGUE as SERVING

@@ -25,19 +25,19 @@ from statistics import median
 
 import torch
 
-from shoestring.core import random_state
+from shoestring.core.running import random_state
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.data.feed import Feed
 from shoestring.jobfile import job_path, load_job
-from shoestring.runs.cadence import Cadence
-from shoestring.runs.event import Stepped
-from shoestring.runs.event_log import Events
+from shoestring.runs.checkpoints.cadence import Cadence
+from shoestring.runs.checkpoints.saver import Saver
+from shoestring.runs.events.event import Stepped
+from shoestring.runs.events.event_log import Events
 from shoestring.runs.folder import Folder, Lock
-from shoestring.runs.saver import Saver
 from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.execution.snapshot import snapshot_of
 from shoestring.training.loop import steps
-from shoestring.training.memory.fused import FusedOptimizer
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
 
 HERE = Path(__file__).parent
 ROUNDS = 6

@@ -82,8 +82,8 @@ def main() -> None:
 
     from shoestring import Job
     from shoestring.compression.library import source_of
+    from shoestring.compression.loading.source import samples_of
     from shoestring.compression.room import compressed_model, plain_cost, plan_compression
-    from shoestring.compression.source import samples_of
     from shoestring.core.budget import Budget
 
     torch.set_num_threads(1)

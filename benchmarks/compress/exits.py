@@ -37,7 +37,7 @@ from shoestring.compression.exits import (
     ponder_job,
     seconds_by_part,
 )
-from shoestring.core import random_state
+from shoestring.core.running import random_state
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parents[1] / "docs" / "exits.md"

@@ -36,7 +36,7 @@ LATENCIES = (1.0, 1.5, 2.0)  # of the plain model's
 
 
 def ready() -> tuple[Any, Any]:
-    from shoestring.compression.source import from_job, samples_of
+    from shoestring.compression.loading.source import from_job, samples_of
 
     source = from_job(str(HERE / "minilm_job.py"), {})
     return source, samples_of(source.job)
@@ -236,10 +236,11 @@ def int8(quick: bool) -> dict[str, Any]:
 
 def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bool], dict[str, Any]]:
     def part(quick: bool) -> dict[str, Any]:
+        from shoestring.compression.begin import begin_session
         from shoestring.compression.formats.packed_modules import decode_weights
         from shoestring.compression.healing import heal_session
-        from shoestring.compression.session import CompressOptions, begin_session, loaded_model
-        from shoestring.compression.source import from_job
+        from shoestring.compression.loading.source import from_job
+        from shoestring.compression.session import CompressOptions, loaded_model
         from shoestring.core.budget import Budget
 
         source = from_job(str(HERE / "minilm_job.py"), {})

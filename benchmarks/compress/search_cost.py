@@ -86,9 +86,10 @@ def measured(name: str) -> dict[str, Any]:
     import torch
 
     from shoestring import Job
-    from shoestring.compression import session
+    from shoestring.compression.begin import begin_session
     from shoestring.compression.calibration.scratch import trim
     from shoestring.compression.library import source_of
+    from shoestring.compression.session import CompressOptions
     from shoestring.core.budget import Budget
 
     torch.set_num_threads(1)
@@ -115,7 +116,7 @@ def measured(name: str) -> dict[str, Any]:
     before = resident("VmRSS") - held
     Path("/proc/self/clear_refs").write_text("5")
     begun = resource.getrusage(resource.RUSAGE_SELF)
-    found = session.begin_session(source, session.CompressOptions(Budget(size=int(SHARE * held)), unseen=64))
+    found = begin_session(source, CompressOptions(Budget(size=int(SHARE * held)), unseen=64))
     ended = resource.getrusage(resource.RUSAGE_SELF)
     highest = resident("VmHWM")
     seconds = ended.ru_utime + ended.ru_stime - begun.ru_utime - begun.ru_stime

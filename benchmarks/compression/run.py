@@ -21,17 +21,17 @@ import matplotlib
 import torch
 from matplotlib import pyplot
 
-from shoestring.core import random_state
+from shoestring.core.running import random_state
 from shoestring.core.technique import text
 from shoestring.jobfile import job_path, load_job
 from shoestring.jobs.gpt import batches
 from shoestring.processes.group.launch import run_group
 from shoestring.processes.nodes import Team
-from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import newest_good
+from shoestring.runs.checkpoints.cadence import Cadence
+from shoestring.runs.checkpoints.checkpoints import newest_good
 from shoestring.runs.folder import Folder
-from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.data_parallel import DataParallel
+from shoestring.training.data_parallel.gradient_compression.compress_gradients import CompressGradients
 from shoestring.training.evidence.tasks import specs_of
 from shoestring.training.execution.recorder import RecordingSettings
 from shoestring.training.execution.tasks import TrainTask

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from shoestring import Job
 from shoestring.data.clients import clients_of
-from shoestring.federated.records import Records, records_of
+from shoestring.federated.devices.records import Records, records_of
 from shoestring.jobfile import job_path, load_job, parse_flags
 
 HERE = Path(__file__).parent

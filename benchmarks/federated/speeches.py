@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from shoestring import Job
 from shoestring.data.clients import clients_of
-from shoestring.federated.records import records_of
+from shoestring.federated.devices.records import records_of
 from shoestring.jobs import authors
 
 

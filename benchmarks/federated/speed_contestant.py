@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from speed_models import CASES, RATE, Case
 
-WARM = 9  # rounds before the first that counts: after so many, all shapes that come again are recorded (cohort/recording.py)
+WARM = 9  # rounds before the first that counts: after so many, all shapes that come again are recorded (cohort/stacked/recording.py)
 
 
 def asked() -> Iterator[None]:
@@ -65,8 +65,8 @@ def loop(case: Case, cores: int) -> None:
 def shoestring_job(case: Case) -> Any:
     from torch.utils.data import TensorDataset
 
+    from shoestring.core.clients.local import Local
     from shoestring.core.job import Job, default_loss
-    from shoestring.core.local import Local
 
     clients = {f"client {number}": TensorDataset(x, y) for number, (x, y) in enumerate(case.data())}
     loss = default_loss if not case.text else lambda output, batch: case.loss(output, batch[1])
@@ -81,8 +81,8 @@ def shoestring_job(case: Case) -> Any:
 
 def engine(case: Case, cores: int) -> None:
     """Shoestring's engine by itself: chunks of devices to updates, and their mean."""
-    from shoestring.federated.layout import layout_of
-    from shoestring.federated.records import records_of
+    from shoestring.federated.devices.records import records_of
+    from shoestring.federated.model.layout import layout_of
     from shoestring.federated.round import DeviceView, Objective, Order
     from shoestring.federated.simulation.cohort import Engine, choose_method, engine_work
 
@@ -112,11 +112,11 @@ def engine(case: Case, cores: int) -> None:
 
 def whole_round(case: Case, cores: int) -> None:
     """Shoestring as its users run it: choose, order, work, send, combine, advance, in as many processes as there are cores."""
-    from shoestring.federated.layout import layout_of
-    from shoestring.federated.plain import plain_round
-    from shoestring.federated.play import play
-    from shoestring.federated.prepare import several
-    from shoestring.federated.records import records_of
+    from shoestring.federated.devices.records import records_of
+    from shoestring.federated.model.layout import layout_of
+    from shoestring.federated.planning.prepare import several
+    from shoestring.federated.playing.plain import plain_round
+    from shoestring.federated.playing.play import play
     from shoestring.federated.round import Population, ServerState
     from shoestring.federated.simulation.cohort import Engine, choose_method, engine_work
     from shoestring.federated.simulation.simulated_devices import DeviceWorker, SimulatedDevices

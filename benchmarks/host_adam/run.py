@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from shoestring.training.memory.disk_store import DiskStore
-from shoestring.training.memory.offload_optimizer import HostOptimizer
-from shoestring.training.memory.offloaded_optimizer import SMALL, OffloadedOptimizer
+from shoestring.training.memory.offload.disk_store import DiskStore
+from shoestring.training.memory.offload.offload_optimizer import HostOptimizer
+from shoestring.training.memory.offload.offloaded_optimizer import SMALL, OffloadedOptimizer
 
 README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- written by run.py -->\n", "<!-- end -->\n"

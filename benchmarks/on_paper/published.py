@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from shoestring.training.on_paper.best_mesh import divisors
 from shoestring.training.on_paper.calibrate import calibrate
-from shoestring.training.on_paper.machines import Machines, machines
+from shoestring.training.on_paper.machines import START, Machines, machines
 from shoestring.training.on_paper.memory import device_memory
 from shoestring.training.on_paper.mesh import PaperMesh
 from shoestring.training.on_paper.step import PaperJob, rate_per_device, step, tokens_per_device
@@ -107,8 +107,9 @@ def megatron(name: str = "megatron.csv") -> list[MegatronRow]:
     return rows
 
 
-def megatron_cluster(row: MegatronRow) -> Machines:
-    return calibrate(machines(HERE / "clusters/a100_80gb.json"), "fp16", row.published, row.predicted)
+def megatron_cluster(row: MegatronRow, start: float = START) -> Machines:
+    cluster = replace(machines(HERE / "clusters/a100_80gb.json"), start=start)
+    return calibrate(cluster, "fp16", row.published, row.predicted)
 
 
 def foundry() -> list[FoundryRow]:

@@ -22,24 +22,24 @@ import matplotlib
 import torch
 from matplotlib import pyplot
 
-from shoestring.core import random_state
-from shoestring.core.mesh import imagined_mesh
+from shoestring.core.running import random_state
 from shoestring.core.technique import text
+from shoestring.core.workers.mesh import imagined_mesh
 from shoestring.jobfile import job_path, load_job
 from shoestring.jobs.gpt import batches
 from shoestring.measure.timeline import peak
 from shoestring.processes.group.launch import run_group
 from shoestring.processes.nodes import Team
-from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import newest_good
-from shoestring.runs.event import Stepped
-from shoestring.runs.event_log import read
+from shoestring.runs.checkpoints.cadence import Cadence
+from shoestring.runs.checkpoints.checkpoints import newest_good
+from shoestring.runs.events.event import Stepped
+from shoestring.runs.events.event_log import read
 from shoestring.runs.folder import Folder
 from shoestring.training.evidence.rehearse import build_run, rehearse
 from shoestring.training.evidence.tasks import specs_of
 from shoestring.training.execution.recorder import RecordingSettings
 from shoestring.training.execution.tasks import TrainTask
-from shoestring.training.memory.fused import FusedOptimizer
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
 from shoestring.training.pipeline.pipedream import PipeDream
 from shoestring.training.pipeline.pipeline import Pipeline
 

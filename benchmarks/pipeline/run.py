@@ -70,10 +70,10 @@ def turn(kind: str, workers: int, settings: Settings) -> Any:
 
 def planned_cut(settings: Settings) -> int:
     """Blocks of the first stage, as the planner cuts the job for two workers."""
-    from shoestring.core.hardware import Hardware
+    from shoestring.core.costs.hardware import Hardware
     from shoestring.jobs.gpt import job
     from shoestring.training.pipeline.pipeline import Pipeline
-    from shoestring.training.planner import Planner
+    from shoestring.training.planning.planner import Planner
 
     ledger = Planner(
         job(settings.width, settings.depth, 5, settings.context, settings.batch), Hardware(), inexact=True, devices=2

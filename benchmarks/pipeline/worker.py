@@ -172,17 +172,17 @@ def ours(
     settings: Settings, rank: int, world: int, job: Job, schedule: str, chunks: int, balance: tuple[int, ...]
 ) -> dict[str, Any]:
     """Seconds a step, and the share of them in which workers are idle."""
-    from shoestring.core.actions import idle_share
+    from shoestring.core.workers.actions import idle_share
     from shoestring.data.feed import Feed
     from shoestring.training.evidence.rehearse import build_run
     from shoestring.training.group_technique import mesh_sizes
     from shoestring.training.links.process_mesh import joined_mesh
     from shoestring.training.links.shared_memory_link import join_link
     from shoestring.training.loop import steps
-    from shoestring.training.memory.fused import FusedOptimizer
+    from shoestring.training.memory.optimizers.fused import FusedOptimizer
     from shoestring.training.pipeline.pipeline import Pipeline
     from shoestring.training.pipeline.schedule import bubble
-    from shoestring.training.pipeline.stages import Stages
+    from shoestring.training.pipeline.stages.stages import Stages
 
     plan = Pipeline(world, settings.pieces, schedule, balance, chunks)
     here = replace(job, mesh=joined_mesh(join_link(rank, world), mesh_sizes((plan,), world), True))

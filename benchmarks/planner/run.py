@@ -30,8 +30,8 @@ from shoestring.measure.probe import known_hardware
 from shoestring.processes.launch import run_worker
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.execution.verification import worker_environment
-from shoestring.training.plan import TrainingPlan, technique_in, training_plan
-from shoestring.training.planner import Planner
+from shoestring.training.planning.plan import TrainingPlan, technique_in, training_plan
+from shoestring.training.planning.planner import Planner
 
 HERE = Path(__file__).parent
 PLANS = [

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from shoestring.core import random_state
+from shoestring.core.running import random_state
 from shoestring.core.technique import parse_technique
 from shoestring.data.feed import Feed
 from shoestring.jobfile import load_job

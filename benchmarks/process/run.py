@@ -32,9 +32,9 @@ from shoestring.processes.launch import run_worker
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.execution.verification import worker_environment
-from shoestring.training.plan import Plan
-from shoestring.training.planner import Planner
-from shoestring.training.predict import Combination
+from shoestring.training.planning.plan import Plan
+from shoestring.training.planning.planner import Planner
+from shoestring.training.planning.predict import Combination
 from shoestring.training.room import combinations
 
 HERE = Path(__file__).parent

@@ -28,8 +28,8 @@ from statistics import median
 
 import torch
 
-from shoestring.runs.event import Begun, Stepped
-from shoestring.runs.event_log import read
+from shoestring.runs.events.event import Begun, Stepped
+from shoestring.runs.events.event_log import read
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"

@@ -24,13 +24,13 @@ import torch
 from shoestring.core.technique import text
 from shoestring.core.units import seconds_text
 from shoestring.processes.group.launch import run_group
-from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import newest_good
-from shoestring.runs.event import Begun, Event, Stepped
+from shoestring.runs.checkpoints.cadence import Cadence
+from shoestring.runs.checkpoints.checkpoints import newest_good
+from shoestring.runs.events.event import Begun, Event, Stepped
 from shoestring.runs.folder import Folder
-from shoestring.training.data_parallel.asynchronous import Asynchronous
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.parameter_server.asynchronous import Asynchronous
+from shoestring.training.data_parallel.parameter_server.drop_stragglers import DropStragglers
 from shoestring.training.evidence.tasks import specs_of
 from shoestring.training.execution.recorder import RecordingSettings
 from shoestring.training.execution.tasks import TrainTask

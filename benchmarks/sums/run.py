@@ -3,9 +3,9 @@
     python benchmarks/sums/run.py
 
 Each group of processes first measures what planning would (training/links/link_speed.py: some sizes of every way) and
-predicts all other sizes by
-the formulas of core/sums.py. Then every way adds up at every size. In a round each has one turn, so that a slow moment of the machine
-meets all of them; the order rotates; the slowest worker counts, and of the rounds the median.
+predicts all other sizes by the formulas of core/workers/sums.py. Then every way adds up at every size. In a round each has
+one turn, so that a slow moment of the machine meets all of them; the order rotates; the slowest worker counts, and of the
+rounds the median.
 
     off    the time of the way that is chosen / that of the best one, both as measured
 """
@@ -28,10 +28,10 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from shoestring.core.codec import from_json, to_json
-from shoestring.core.sum_costs import Rate, Speeds, choose_algorithm, seconds
-from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE, TWO_LEVEL, Machines
+from shoestring.core.files.codec import from_json, to_json
 from shoestring.core.units import bytes_text
+from shoestring.core.workers.sum_costs import Rate, Speeds, choose_algorithm, seconds
+from shoestring.core.workers.sums import LIBRARY, MEMORY, NAIVE, RING, TREE, TWO_LEVEL, Machines
 from shoestring.training.links.link_speed import REPEATS as TIMED
 from shoestring.training.links.link_speed import rates, time_sums
 from shoestring.training.links.shared_memory_link import join_link

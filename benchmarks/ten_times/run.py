@@ -35,10 +35,10 @@ SAME = {"width": 1024, "depth": 32, "heads": 8, "batch": 1, "steps": 3, "rate": 
 PLAIN = """
 import sys, torch
 from itertools import islice
-from shoestring.core import random_state
+from shoestring.core.running import random_state
 from shoestring.data.feed import Feed
 from shoestring.jobs.gpt import job
-from shoestring.runs.digest import weights_sha256
+from shoestring.runs.checkpoints.digest import weights_sha256
 flags = eval(sys.argv[1])
 made = job(**flags)
 random_state.seed(made.seed); model = made.model(); random_state.seed(made.seed)
@@ -139,12 +139,12 @@ def overlap() -> dict[str, Any]:
     """Seconds of a streamed step, of its compute alone (nothing moves) and of its traffic alone (nothing is computed)."""
     from itertools import islice
 
-    from shoestring.core import random_state
+    from shoestring.core.running import random_state
     from shoestring.jobs.gpt import job
     from shoestring.training.evidence.rehearse import build_run
     from shoestring.training.loop import steps
-    from shoestring.training.memory.fused import FusedOptimizer
-    from shoestring.training.memory.offload_model import OffloadModel
+    from shoestring.training.memory.offload.offload_model import OffloadModel
+    from shoestring.training.memory.optimizers.fused import FusedOptimizer
 
     made = job(**SAME)
     random_state.seed(0)

@@ -125,7 +125,7 @@ class Contest:
 
     def __init__(self, link: Any, tokens: int, width: int, depth: int) -> None:
         from shoestring.jobs.gpt import job
-        from shoestring.training.memory.fused import FusedOptimizer
+        from shoestring.training.memory.optimizers.fused import FusedOptimizer
         from shoestring.training.pipeline.pipeline import Pipeline
         from shoestring.training.sequence.sequence_pipeline import SequencePipeline
         from shoestring.training.sequence.slice_times import measure_slices, usual_pairs
@@ -166,7 +166,7 @@ class Contest:
 
         import torch
 
-        from shoestring.core.mesh import on_one_axis
+        from shoestring.core.workers.mesh import on_one_axis
         from shoestring.training.evidence.rehearse import build_run
         from shoestring.training.group_technique import mesh_sizes, uniting
         from shoestring.training.links.process_mesh import joined_mesh

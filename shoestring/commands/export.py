@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from shoestring.core.arguments import argument, dataclass
-from shoestring.core.command import ExportFormat, named_object
+from shoestring.core.command_line.arguments import argument, dataclass
+from shoestring.core.command_line.command import ExportFormat, named_object
+from shoestring.core.command_line.exit_codes import DONE
+from shoestring.core.command_line.suggest import did_you_mean
 from shoestring.core.errors import Mistake
-from shoestring.core.exit_codes import DONE
 from shoestring.core.rooms import installed_rooms, room_entries, room_named
-from shoestring.core.suggest import did_you_mean
 from shoestring.show.output import warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shoestring.core.command import Call
+    from shoestring.core.command_line.command import Call
     from shoestring.core.job import Job
     from shoestring.runs.folder import Folder
 
 COURSE = ("csv", "json")  # what happened, and no weights
 EVERY_RUN = (
-    ExportFormat("safetensors", "the weights", ".safetensors", "shoestring.runs.export:export_safetensors"),
-    ExportFormat("hf", "a folder for from_pretrained", "-hf", "shoestring.runs.export:export_hugging_face"),
+    ExportFormat("safetensors", "the weights", ".safetensors", "shoestring.runs.reports.export:export_safetensors"),
+    ExportFormat("hf", "a folder for from_pretrained", "-hf", "shoestring.runs.reports.export:export_hugging_face"),
 )
 
 
@@ -71,8 +71,8 @@ def run(asked: ExportCommand, call: Call) -> int:
     import json
     from pathlib import Path
 
-    from shoestring.runs.export import export_steps
     from shoestring.runs.folder import Folder
+    from shoestring.runs.reports.export import export_steps
 
     folder = Folder(Path(asked.run))
     warn(cautions(folder))
@@ -96,7 +96,7 @@ def weights(asked: ExportCommand, call: Call, folder: Folder, target: Path) -> i
     import json
     from functools import partial
 
-    from shoestring.runs.export import Exported, WeightsExport, best_weights, checkpoint_of, newer_weights
+    from shoestring.runs.reports.export import Exported, WeightsExport, best_weights, checkpoint_of, newer_weights
 
     checkpoint = best_weights(folder) if asked.best else checkpoint_of(folder, asked.step)
     job = partial(job_of, asked, call, folder)

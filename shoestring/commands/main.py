@@ -1,4 +1,4 @@
-"""The command line: commands of rooms (core/command) and of this package, parsing, errors and exit codes.
+"""The command line: commands of rooms (core/command_line/command) and of this package, parsing, errors and exit codes.
 
 A package adds commands by its room (core/rooms), without a change here. Rooms of other packages are only imported for a
 command that is not ours, and for the help of all commands.
@@ -10,13 +10,13 @@ import os
 import sys
 
 from shoestring.commands.parser import Parser
-from shoestring.core.arguments import add_flags, options_of
-from shoestring.core.command import Call, Command, named_object
+from shoestring.core.command_line.arguments import add_flags, options_of
+from shoestring.core.command_line.command import Call, Command, named_object
+from shoestring.core.command_line.exit_codes import CUT_OFF, DONE, FAULT, MISTAKE, OVER_BUDGET, STOPPED
+from shoestring.core.command_line.suggest import did_you_mean
 from shoestring.core.errors import Mistake, OverBudget, system_text
-from shoestring.core.exit_codes import CUT_OFF, DONE, FAULT, MISTAKE, OVER_BUDGET, STOPPED
 from shoestring.core.imports import leave_garbage
 from shoestring.core.rooms import installed_rooms, own_rooms
-from shoestring.core.suggest import did_you_mean
 from shoestring.processes.streams import output_trouble, prepare_streams
 
 TYPE_CHECKING = False
@@ -48,7 +48,8 @@ def main(words: list[str] | None = None) -> None:
         "TORCH_CPP_LOG_LEVEL", "ERROR"
     )  # read when torch is imported: without it, garbage on its port prints C++ frames
     words = sys.argv[1:] if words is None else words
-    code = with_output(run(words), command_of(words))
+    only_shown = set(words) & {"-h", "--help", "--version"}
+    code = with_output(run(words), None if only_shown else command_of(words))
     leave_garbage()
     raise SystemExit(code)
 
@@ -96,6 +97,10 @@ def run(words: list[str]) -> int:
         return print_refusal(error, "--json" in words)
     except Mistake as error:
         return print_failure(error, MISTAKE, shown)
+    except SystemExit as end:  # argparse has shown the help or the version
+        if end.code:
+            raise
+        return DONE
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return STOPPED
@@ -103,6 +108,11 @@ def run(words: list[str]) -> int:
         command = command_of(words)
         where = " (--run DIR says where a run is kept)" if command is not None and command.runs else ""
         return print_failure(error, MISTAKE, shown, f"{system_text(error)}{where}")
+    except ImportError as error:
+        from shoestring.core.command_line.extras import install_hint
+
+        hint = install_hint(error)
+        return print_failure(error, MISTAKE if hint else FAULT, shown, f"{error}{hint}")
     except Exception as error:
         return print_failure(error, FAULT, shown)
 

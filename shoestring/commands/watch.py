@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shoestring.core.arguments import argument, dataclass
-from shoestring.core.exit_codes import DONE
+from shoestring.core.command_line.arguments import argument, dataclass
+from shoestring.core.command_line.exit_codes import DONE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoestring.core.command import Call
+    from shoestring.core.command_line.command import Call
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoestring.core.arguments import argument, arguments_of, dataclass, group
 from shoestring.core.budget import Budget
+from shoestring.core.command_line.arguments import argument, arguments_of, dataclass, group
 from shoestring.core.errors import Mistake
 from shoestring.core.units import parse_seconds
 
@@ -54,7 +54,7 @@ class CompressArguments:
         if self.to not in (None, "onnx", "onnx-int8"):
             raise Mistake(f"--to {self.to!r}: give onnx or onnx-int8")
         if self.to:
-            from shoestring.core.extras import require
+            from shoestring.core.command_line.extras import require
 
             require("onnx")
         if not str(self.samples).isdecimal() or int(self.samples) < 2:

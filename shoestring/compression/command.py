@@ -6,8 +6,8 @@ import os
 import sys
 from functools import partial
 
+from shoestring.core.command_line.exit_codes import DONE
 from shoestring.core.errors import Mistake
-from shoestring.core.exit_codes import DONE
 from shoestring.show.output import say, screen, warn
 from shoestring.show.ticker import ticking
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shoestring.compression.arguments import CompressArguments, CompressCommand
+    from shoestring.compression.loading.source import ModelSource
     from shoestring.compression.session import CompressSession
-    from shoestring.compression.source import ModelSource
-    from shoestring.core.command import Call
+    from shoestring.core.command_line.command import Call
 
 LOOKING = "calibrating: measuring the damage of storing each weight in fewer bits …"
 
@@ -30,8 +30,8 @@ def run(command: CompressCommand, call: Call) -> int:
     asked = command.asked
     asked.check()
     target = target_of(command)
+    from shoestring.compression.loading.source import open_source
     from shoestring.compression.run import CompressRun, check_source, draw_page, held_folder, options_of
-    from shoestring.compression.source import open_source
     from shoestring.runs.session import Session
 
     options_of(asked, asked.use)  # reports a mistake in it now
@@ -81,7 +81,7 @@ def show_plan(call: Call, found: CompressSession) -> None:
 
 def checked_source(command: CompressCommand, call: Call) -> tuple[str, dict[str, Any]]:
     """The model to compress, and flags of its job; mistakes that need no torch are reported now."""
-    from shoestring.compression.weight_source import is_onnx, is_weights, job_needed
+    from shoestring.compression.loading.weight_source import is_onnx, is_weights, job_needed
     from shoestring.jobfile import job_path, parse_flags
     from shoestring.planning.names import check_written
 
@@ -124,7 +124,7 @@ def report_written(call: Call, source: ModelSource, report: Mapping[str, Any], t
     import json
 
     from shoestring.compression.command_text import measured_text
-    from shoestring.core.codec import finite_json
+    from shoestring.core.files.codec import finite_json
     from shoestring.show.run_end import check_report
 
     if call.json:
@@ -153,7 +153,7 @@ def loading(source: ModelSource, target: Path) -> str:
 
 def exit_code(broken: list[str]) -> int:
     """The exit code: the measured model may miss a requested limit, which is reported."""
-    from shoestring.core.exit_codes import OVER_BUDGET
+    from shoestring.core.command_line.exit_codes import OVER_BUDGET
 
     for text in broken:
         print(f"shoestring: {text}", file=sys.stderr)

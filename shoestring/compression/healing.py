@@ -22,23 +22,23 @@ from torch import nn
 
 from shoestring.compression.calibration.fidelity import BINARY, COSINE, KL, R2
 from shoestring.compression.calibration.hidden_states import healing_objective, matching_states
-from shoestring.compression.compress_report import Healed
 from shoestring.compression.distillation.heal import cosine_decay, healing_job
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.manifest import manifest
 from shoestring.compression.formats.packed_modules import SUFFIX, formats_of, place_formats
 from shoestring.compression.quantization.trainable import TrainableFormat, trainable_formats
+from shoestring.compression.report.compress_report import Healed
 from shoestring.compression.room import compressed_model
 from shoestring.compression.session import CompressSession
 from shoestring.core.errors import Mistake
-from shoestring.core.files import write_whole
+from shoestring.core.files.files import write_whole
+from shoestring.core.files.regular import read_regular
+from shoestring.core.files.seal import Damaged, seal, unseal
 from shoestring.core.job import Job
-from shoestring.core.random_state import drawing_apart
-from shoestring.core.regular import read_regular
-from shoestring.core.seal import Damaged, seal, unseal
+from shoestring.core.running.random_state import drawing_apart
 from shoestring.core.units import parse_seconds
 from shoestring.runs.options import RunOptions
-from shoestring.training.execution.script_steps import kept_steps, steps_here
+from shoestring.training.execution.scripts.script_steps import kept_steps, steps_here
 
 OBJECTIVES = {COSINE: "cosine", KL: "kl", BINARY: "mse", R2: "mse"}  # measure of an output -> the distillation loss
 BEGUN = "begun.json"
@@ -165,11 +165,13 @@ class HealingSettings:
 
 
 def digest(session: CompressSession, seconds: float) -> str:
-    """A digest of the healing's start: packed weights, formats and duration."""
+    """A digest of the healing's start: packed weights, formats and duration. That the job's modules are unchanged is
+    checked where the run's folder is opened."""
     plan = session.plan
-    found = hashlib.sha256(
-        manifest(plan.details.cost.about, plan.details.cost.specs(plan.details.allocation), plan.details.cost.buffers)
-    )
+    about = dict(plan.details.cost.about)
+    if about.get("job"):
+        about["job"] = {**about["job"], "modules": {}}
+    found = hashlib.sha256(manifest(about, plan.details.cost.specs(plan.details.allocation), plan.details.cost.buffers))
     found.update(f"{[one.measure for one in plan.details.cost.study.measures]} {seconds}".encode())
     for one in plan.details.allocation.values():
         for tensor in one.what.way.form.tensors().values():

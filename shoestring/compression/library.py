@@ -10,10 +10,8 @@ from typing import Any
 from torch import nn
 
 from shoestring.compression.arguments import CompressArguments
-from shoestring.compression.load import load
-from shoestring.compression.run import CompressRun, check_source, draw_page, held_folder, options_of
-from shoestring.compression.session import loaded_model
-from shoestring.compression.source import (
+from shoestring.compression.loading.load import load
+from shoestring.compression.loading.source import (
     ModelSource,
     copy_every_model,
     copy_model,
@@ -24,16 +22,18 @@ from shoestring.compression.source import (
     open_source,
     prepare_model,
 )
+from shoestring.compression.loading.weight_source import is_onnx, is_weights, job_needed
+from shoestring.compression.run import CompressRun, check_source, draw_page, held_folder, options_of
+from shoestring.compression.session import loaded_model
 from shoestring.compression.technique import CompressTechnique
-from shoestring.compression.weight_source import is_onnx, is_weights, job_needed
+from shoestring.core.command_line.options import speaking_of_arguments
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.options import speaking_of_arguments
-from shoestring.core.random_state import fork_rng as random_state_kept
+from shoestring.core.running.random_state import fork_rng as random_state_kept
 from shoestring.core.technique import text
 from shoestring.processes.named_job import Named
-from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.session import Session
+from shoestring.runs.weights.initial_weights import fresh_model
 
 __all__ = ["Smaller", "compress", "load"]
 
@@ -151,6 +151,6 @@ def source_of(
     how = (
         job_file_entries(Path(origin.file), dict(origin.flags))
         if origin is not None
-        else {"job": None, "edits": [], "decoded": False}
+        else {"job": None, "edits": [], "decoded": 0}
     )
     return ModelSource(job, prepare_model(made), how, (), "model")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from shoestring.core.command import Command, ExportFormat
+from shoestring.core.command_line.command import Command, ExportFormat
 from shoestring.core.rooms import RoomPlugin, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import ClassVar
 
-    from shoestring.compression.compress_report import CompressReport
-    from shoestring.compression.page import CompressionPage
+    from shoestring.compression.report.compress_report import CompressReport
+    from shoestring.compression.report.page import CompressionPage
+    from shoestring.runs.events.history import History
     from shoestring.runs.folder import Folder
-    from shoestring.runs.history import History
     from shoestring.runs.request import Request
 
 JOBS = "The job's own arguments are flags too: name the job before --help to see them."
@@ -56,14 +56,14 @@ class CompressionPlugin(RoomPlugin):
         )
 
     def page(self) -> CompressionPage:
-        from shoestring.compression.page import CompressionPage
+        from shoestring.compression.report.page import CompressionPage
 
         return CompressionPage(self)
 
     def part(self, request: Request, history: History, folder: Folder) -> CompressReport | None:
-        from shoestring.compression.compress_report import CompressReport
-        from shoestring.core.codec import finite_json, from_json
-        from shoestring.runs.event import Finished
+        from shoestring.compression.report.compress_report import CompressReport
+        from shoestring.core.files.codec import finite_json, from_json
+        from shoestring.runs.events.event import Finished
 
         if not isinstance(history.doing, Finished):
             return None

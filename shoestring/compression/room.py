@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from shoestring.compression.allocate import Allocation
+from shoestring.compression.allocation.allocate import Allocation
 from shoestring.compression.calibration.calibration import Calibration, perfect_fidelity
 from shoestring.compression.calibration.fidelity import Fidelity, FidelitySums
 from shoestring.compression.calibration.latency import Latency, latencies, one_sample
@@ -19,7 +19,7 @@ from shoestring.compression.catalogue import CATALOGUE, clash
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.manifest import numbers_bytes
 from shoestring.compression.formats.packed_folder import buffers_of
-from shoestring.compression.source import CalibrationSamples, ModelSource
+from shoestring.compression.loading.source import CalibrationSamples, ModelSource
 from shoestring.compression.technique import Compressed, CompressTechnique, ModelCost, StorageOffer
 from shoestring.compression.techniques.decode import place_and_decode
 from shoestring.compression.techniques.restructure import plain_offers
@@ -144,16 +144,19 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
                 for batch in self.batches
             ]
         made, comparison = compress_model(techniques, cost, self.first).model, FidelitySums(study.measures)
+        errors = self.first.logit_errors()
         for batch, wanted in zip(self.batches, self.wanted, strict=True):
             found = study.outputs([batch], made)[0]
             trim()  # of the forward pass, before as much is read: outputs can be as large as the model
-            comparison.add(found, {name: self.first.scratch.read(place) for name, place in wanted.items()})
-            del found
+            original = {name: self.first.scratch.read(place) for name, place in wanted.items()}
+            comparison.add(found, original)
+            errors.add(found, original)
+            del found, original
         if not comparison.finite and not self.budget.broken_limits(
             cost.known_figures
         ):  # otherwise it is only shown, as the nearest plan
             raise Mistake("the compressed model's outputs have numbers that are not finite: allow more bytes")
-        fidelity = comparison.fidelity
+        fidelity = errors.expected(comparison.fidelity)
         if self.budget.latency is None:
             return fidelity, None
         mine, plain = latencies(

@@ -15,28 +15,29 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shoestring.compression.arguments import CompressArguments
+from shoestring.compression.begin import begin_session, nearest_session
 from shoestring.compression.calibration.metric import parse_floor
-from shoestring.compression.compress_report import CompressReport
 from shoestring.compression.healing import heal_session
+from shoestring.compression.loading.source import ModelSource
 from shoestring.compression.onnx.export import ExportedFile
 from shoestring.compression.onnx.sized import OnnxFile, onnx_file
+from shoestring.compression.report.compress_report import CompressReport
+from shoestring.compression.report.sections import compression_page
 from shoestring.compression.room import CompressOutcome, CompressPlan
-from shoestring.compression.sections import compression_page
-from shoestring.compression.session import CompressOptions, CompressSession, begin_session, nearest_session
-from shoestring.compression.source import ModelSource
+from shoestring.compression.session import CompressOptions, CompressSession
 from shoestring.compression.technique import CompressTechnique
-from shoestring.core.codec import Unreadable, finite_json, to_json
 from shoestring.core.errors import OverBudget
+from shoestring.core.files.codec import Unreadable, finite_json, to_json
 from shoestring.core.units import bytes_text
-from shoestring.runs.digest import weights_sha256
-from shoestring.runs.event import Begun, Finished, Planning, Warned
-from shoestring.runs.event_log import note
+from shoestring.runs.checkpoints.digest import weights_sha256
+from shoestring.runs.events.event import Begun, Finished, Planning, Warned
+from shoestring.runs.events.event_log import note
 from shoestring.runs.modules import note_modules, refusal
-from shoestring.runs.report import Report
+from shoestring.runs.reports.report import Report
 from shoestring.runs.resume import OpenedRun, open_run
 from shoestring.runs.session import Execution, Session
 from shoestring.show.page import page
-from shoestring.training.execution.script_run import request_of
+from shoestring.training.execution.scripts.script_run import request_of
 
 Use = tuple[str | CompressTechnique, ...] | None  # techniques that the user named; a script may name its own
 Tell = Callable[[str], None]

@@ -21,8 +21,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
-from shoestring.compression.allocate import Allocation, Option, frontier, smallest_bytes, total
-from shoestring.compression.allocate_outputs import OutputSums
+from shoestring.compression.allocation.allocate import Allocation, Option, frontier, smallest_bytes, total
+from shoestring.compression.allocation.allocate_outputs import OutputSums
 from shoestring.compression.calibration.calibration import Calibration
 from shoestring.compression.calibration.latency import LatencyTimer
 from shoestring.compression.calibration.storage_choice import StorageChoice
@@ -34,6 +34,7 @@ from shoestring.core.technique import Technique
 
 STRUCTURE, ZEROS, STORAGE, RUNNING = 10, 20, 30, 40  # values of `order`
 COUNTS = 0.01  # fraction of the total damage from which on a weight's damage is measured instead of estimated
+LEAST_SHARE = 0.05  # of the plain model's latency; parts that were timed on a busy machine may seem to save more
 ROUNDS = 4  # allocations, each after measuring the damages that the last one relied on
 
 
@@ -102,17 +103,20 @@ class ModelCost:
 
     def option(self, weight: Weight, offer: StorageOffer) -> Option[StorageOffer]:
         dense, packed = weight.count * weight.dtype.itemsize, offer.stored
-        untimed = self.decoded or is_plain(packed) or not self.study.timed
-        seconds = 0.0 if untimed else self.clock.decoding(packed)
         damages = self.study.damage(weight, offer.label)
         return Option(
             offer,
             stored_bytes(packed),
             sum(damages),
-            seconds,
+            0.0 if self.wanted.latency is None else self.extra_seconds(packed),
             dense if self.decoded else numbers_bytes(packed),
             damages,
         )
+
+    def extra_seconds(self, stored: Stored) -> float:
+        """Seconds that a format adds to an answer. Without a limit on latency, only formats that a plan takes are timed."""
+        untimed = self.decoded or is_plain(stored) or not self.study.timed
+        return 0.0 if untimed else self.clock.decoding(stored)
 
     @property
     def sums(self) -> OutputSums:
@@ -188,23 +192,27 @@ class ModelCost:
         return {
             "size_bytes": folder_bytes(self.about, self.specs(found), self.buffers),
             "memory_bytes": sum(one.memory for one in found.values()),
-            **(self.seconds(total(found)[2]) if self.study.timed else {}),
+            **(self.seconds(self.added_seconds(found)) if self.study.timed else {}),
             "quality": max(1 - damage, 0.0),
             "damage": damage,
         }
 
+    def added_seconds(self, allocation: Allocation[StorageOffer]) -> float:
+        return sum(self.extra_seconds(one.what.stored) for one in allocation.values())
+
     def seconds(self, extra: float) -> dict[str, float]:
-        """Seconds of an answer, where packed weights take some more than plain ones."""
-        median = self.clock.median + extra + self.late
+        """Seconds of an answer, where packed weights take some more than plain ones, or less, but never all of it."""
+        median = max(self.clock.median + extra + self.late, LEAST_SHARE * self.clock.median)
         return {"latency_seconds": median * self.clock.tail(self.wanted.percentile), "median_seconds": median}
 
     def frontier(self) -> list[dict[str, Any]]:
-        """The frontier of size and damage, by arithmetic."""
+        """The frontier of size and damage, by arithmetic; with latencies if there is a limit on them."""
+        timed = self.study.timed and self.wanted.latency is not None
         points: list[dict[str, Any]] = [
             {
                 "size_bytes": folder_bytes(self.about, self.specs(one), self.buffers),
                 "damage": max(self.sums.damages(one)),
-                "latency_ms": 1000 * self.seconds(total(one)[2])["median_seconds"] if self.study.timed else None,
+                "latency_ms": 1000 * self.seconds(total(one)[2])["median_seconds"] if timed else None,
             }
             for one in frontier(self.options)
         ]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.core.foreign import items_of
-from shoestring.core.seams import calls_user
-from shoestring.core.sums import cut_range
+from shoestring.core.user_code.foreign import items_of
+from shoestring.core.user_code.seams import calls_user
+from shoestring.core.workers.sums import cut_range
 
 Batch = Any
 

@@ -33,6 +33,7 @@ class Figure:
     predicted: float | None = None
     measured: float | None = None
     basis: str = ""  # how the prediction is known: measured on fake tensors, from a trial, a stated bound
+    remark: str = ""  # why the measured value may be another than on a quiet machine
 
     @property
     def off(self) -> float | None:
@@ -94,6 +95,20 @@ class Figures:
     def with_measured(self, found: Mapping[str, float | None]) -> Figures:
         """The same with measured values by name; figures not among them stay as they were."""
         return Figures(tuple(replace(one, measured=found.get(one.quantity.name, one.measured)) for one in self.entries))
+
+    def with_remark(self, name: str, remark: str) -> Figures:
+        """The same with a remark on one figure, where it was measured."""
+        return Figures(
+            tuple(
+                replace(one, remark=remark) if one.quantity.name == name and one.measured is not None else one
+                for one in self.entries
+            )
+        )
+
+    @property
+    def remarks(self) -> list[str]:
+        """Remarks on figures that are shown, each with the figure's label."""
+        return [f"{one.quantity.label}: {one.remark}" for one in self.entries if one.remark and one.shown]
 
     @property
     def predictions(self) -> dict[str, float | None]:

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch, samples, split
-from shoestring.core.data_objects import factory_of
+from shoestring.core.clients.local import Local, Partition
 from shoestring.core.errors import Mistake
-from shoestring.core.link import Link
-from shoestring.core.local import Local, Partition
-from shoestring.core.mesh import Mesh, on_one_axis
-from shoestring.core.seams import calls_user
-from shoestring.core.user_functions import check_calls
+from shoestring.core.user_code.data_objects import factory_of
+from shoestring.core.user_code.seams import calls_user
+from shoestring.core.user_code.user_functions import check_calls
+from shoestring.core.workers.link import Link
+from shoestring.core.workers.mesh import Mesh, on_one_axis
 
 
 @calls_user("model")

@@ -17,9 +17,9 @@ from collections import namedtuple
 from contextlib import suppress
 from functools import cache
 
-from shoestring.core.command import named_object
+from shoestring.core.command_line.command import named_object
+from shoestring.core.command_line.suggest import did_you_mean
 from shoestring.core.errors import Mistake
-from shoestring.core.suggest import did_you_mean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, ClassVar
 
-    from shoestring.core.command import Command, ExportFormat
+    from shoestring.core.command_line.command import Command, ExportFormat
     from shoestring.core.figures import Quantity
     from shoestring.processes.task import Task
-    from shoestring.runs.event import Event
+    from shoestring.runs.events.event import Event
+    from shoestring.runs.events.history import History
     from shoestring.runs.folder import Folder
-    from shoestring.runs.history import History
     from shoestring.runs.request import Request
     from shoestring.show.page.room_page import RoomPage
 

@@ -17,10 +17,10 @@ from dataclasses import asdict, fields, is_dataclass
 from functools import reduce
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from shoestring.core.codec import Unreadable, hints_of, make_value
+from shoestring.core.command_line.technique_syntax import call_of, check_knobs, check_name
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.technique_syntax import call_of, check_knobs, check_name
+from shoestring.core.files.codec import Unreadable, hints_of, make_value
 
 S = TypeVar("S")  # the subject
 C = TypeVar("C")  # its cost

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from shoestring.core.clients import Clients, ClientSubset, Named
+from shoestring.core.clients.clients import Clients, ClientSubset, Named
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.data.kinds import is_listed, is_mapped
 from shoestring.data.partition import permutation
 
-CALLS_USER = "clients"  # core/seams.py
+CALLS_USER = "clients"  # core/user_code/seams.py
 
 USUAL_COUNT = 100  # number of clients, if neither the user nor the data say
 

@@ -11,7 +11,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from shoestring.core.errors import Mistake
 
-CALLS_USER = "data"  # core/seams.py
+CALLS_USER = "data"  # core/user_code/seams.py
 
 TARGETS = 1  # the column that torchvision's data sets provide as `targets`
 

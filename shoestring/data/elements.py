@@ -15,12 +15,12 @@ from typing import Any
 
 from torch.utils.data import DataLoader, default_collate
 
-from shoestring.core.assignment import Assignment
 from shoestring.core.batch import Batch, leaves
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.mesh import on_one_axis
-from shoestring.core.random_state import RandomStream
+from shoestring.core.running.random_state import RandomStream
+from shoestring.core.workers.assignment import Assignment
+from shoestring.core.workers.mesh import on_one_axis
 from shoestring.data.feed import Feed, looking
 from shoestring.data.kinds import is_listed, is_mapped
 

@@ -26,21 +26,21 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from shoestring.core.assignment import Assignment, OwnPart, own_part
 from shoestring.core.batch import Batch
-from shoestring.core.data_objects import generators_in, is_data
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.random_state import RandomStream
-from shoestring.core.schedule import UNKNOWN_STEPS, takes_steps
-from shoestring.core.sums import cut_range
-from shoestring.core.user_functions import value_text
+from shoestring.core.optimization.schedule import UNKNOWN_STEPS, takes_steps
+from shoestring.core.running.random_state import RandomStream
+from shoestring.core.user_code.data_objects import generators_in, is_data
+from shoestring.core.user_code.user_functions import value_text
+from shoestring.core.workers.assignment import Assignment, OwnPart, own_part
+from shoestring.core.workers.sums import cut_range
 from shoestring.data.fetch import AHEAD, OF_SAMPLES, BatchRequest, Fetchers, SampleDataset
 from shoestring.data.kinds import is_listed, is_mapped, loading_processes
 from shoestring.data.rounds import Rounds
 from shoestring.data.samplers import InOrder, Shuffled
 
-CALLS_USER = "data"  # core/seams.py
+CALLS_USER = "data"  # core/user_code/seams.py
 
 NO_BATCH = "the job's data yields no batch: nothing to train on"
 APART = 0x9E3779B9  # added to the seed, so that data and model do not draw the same numbers

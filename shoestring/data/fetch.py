@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from shoestring.core import random_state
 from shoestring.core.batch import Batch
-from shoestring.core.blame import blame_for
 from shoestring.core.errors import Mistake, error_sentence
-from shoestring.core.random_state import RandomStream
+from shoestring.core.running import random_state
+from shoestring.core.running.random_state import RandomStream
+from shoestring.core.user_code.blame import blame_for
 from shoestring.data.kinds import begin_epoch
 
-CALLS_USER = "data"  # core/seams.py
+CALLS_USER = "data"  # core/user_code/seams.py
 
 AHEAD = 2  # batches that every process fetches ahead
 OF_SAMPLES = "a list beside collate= is one of samples: if these are ready batches, leave collate out, or give a function that yields them"

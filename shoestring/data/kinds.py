@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from shoestring.core.data_objects import generators_in, has_state
 from shoestring.core.errors import Mistake
+from shoestring.core.user_code.data_objects import generators_in, has_state
 
-CALLS_USER = "data"  # core/seams.py
+CALLS_USER = "data"  # core/user_code/seams.py
 
 EXACT_SAMPLERS = (RandomSampler, SequentialSampler)  # torch's own: their length is reliable
 

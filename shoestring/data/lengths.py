@@ -27,22 +27,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from shoestring.core import random_state
-from shoestring.core.assignment import Assignment
 from shoestring.core.batch import Batch, leaves
-from shoestring.core.data_objects import GivenData
 from shoestring.core.errors import Mistake
-from shoestring.core.foreign import attributes_of
 from shoestring.core.job import Job
-from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import dense_parts
+from shoestring.core.running import random_state
 from shoestring.core.units import bytes_text
+from shoestring.core.user_code.data_objects import GivenData
+from shoestring.core.user_code.foreign import attributes_of
+from shoestring.core.workers.assignment import Assignment
+from shoestring.core.workers.mesh import on_one_axis
 from shoestring.data.elements import check_held_out, form, is_sample
 from shoestring.data.feed import NO_BATCH, Feed, looking
 from shoestring.data.fetch import AHEAD
 from shoestring.data.kinds import can_be_shared
 
-CALLS_USER = "data"  # core/seams.py
+CALLS_USER = "data"  # core/user_code/seams.py
 
 MOST = 2000  # most batches to look at,
 ALIKE = 1.0  # for at most so many seconds while all have one size,

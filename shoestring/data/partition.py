@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from shoestring.core.clients import Clients, Named, Numbered
+from shoestring.core.clients.clients import Clients, Named, Numbered
 from shoestring.core.errors import Mistake
 from shoestring.data.columns import classes_of, column_of
 
-CALLS_USER = "data"  # core/seams.py
+CALLS_USER = "data"  # core/user_code/seams.py
 
 DRAWS = 100  # attempts of a rule to leave no client with too few samples
 

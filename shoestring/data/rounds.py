@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shoestring.core import random_state
 from shoestring.core.batch import Batch
-from shoestring.core.data_objects import has_state
+from shoestring.core.running import random_state
+from shoestring.core.user_code.data_objects import has_state
 from shoestring.data.kinds import begin_epoch, counts_right, stated_length
 
-CALLS_USER = "data"  # core/seams.py
+CALLS_USER = "data"  # core/user_code/seams.py
 
 END = object()  # marks the end of a round
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoestring.runs.event import RoomEvent, left_out
+from shoestring.runs.events.event import RoomEvent, left_out
 
 
 @dataclass(frozen=True, kw_only=True)

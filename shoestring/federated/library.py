@@ -13,30 +13,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.core.codec import to_json
+from shoestring.core.command_line.options import speaking_of_arguments
 from shoestring.core.errors import Mistake
-from shoestring.core.files import temporary_folder
+from shoestring.core.files.codec import to_json
+from shoestring.core.files.files import temporary_folder
 from shoestring.core.job import Job
-from shoestring.core.options import speaking_of_arguments
-from shoestring.core.random_state import fork_rng as random_state_kept
-from shoestring.core.signals import deliver
+from shoestring.core.running.random_state import fork_rng as random_state_kept
+from shoestring.core.running.signals import deliver
 from shoestring.core.technique import text
-from shoestring.federated.available import available_techniques
 from shoestring.federated.options import FederateOptions
+from shoestring.federated.planning.available import available_techniques
 from shoestring.federated.room import PlannedFederation
 from shoestring.federated.session import FederationRun, Onlooker
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.private.release import release_of
 from shoestring.jobfile import job_path, load_job, resolved_arguments, with_course
-from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import newest_good
-from shoestring.runs.event import Event, Warned
-from shoestring.runs.initial_weights import fresh_model
+from shoestring.runs.checkpoints.cadence import Cadence
+from shoestring.runs.checkpoints.checkpoints import newest_good
+from shoestring.runs.events.event import Event, Warned
 from shoestring.runs.modules import imported_modules
 from shoestring.runs.options import RunOptions
 from shoestring.runs.request import Request, environment_now, request_for
 from shoestring.runs.resume import Resolved, open_run
 from shoestring.runs.session import Session
+from shoestring.runs.weights.initial_weights import fresh_model
 from shoestring.show.page import page
 from shoestring.show.run_end import check_report
 

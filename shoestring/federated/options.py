@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from math import inf, nan
 from typing import Any
 
-from shoestring.core.arguments import argument, dataclass, group
 from shoestring.core.budget import Budget
+from shoestring.core.clients.statistics import StatisticsRule
+from shoestring.core.command_line.arguments import argument, dataclass, group
+from shoestring.core.command_line.extras import require
 from shoestring.core.errors import Mistake
-from shoestring.core.extras import require
-from shoestring.core.statistics import StatisticsRule
 from shoestring.runs.options import RunOptions
 
 WHOLE = ("clients", "per_round", "rounds", "processes", "every")  # integers, 1 or more

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoestring.core.command import Command
+from shoestring.core.command_line.command import Command
 from shoestring.core.rooms import RoomPlugin, Verb
 
 TYPE_CHECKING = False
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from typing import ClassVar
 
     from shoestring.core.figures import Quantity
-    from shoestring.federated.fold import FederationReport
-    from shoestring.federated.page import FederatedPage
-    from shoestring.runs.event import Event
+    from shoestring.federated.playing.fold import FederationReport
+    from shoestring.federated.report.page import FederatedPage
+    from shoestring.runs.events.event import Event
+    from shoestring.runs.events.history import History
     from shoestring.runs.folder import Folder
-    from shoestring.runs.history import History
     from shoestring.runs.request import Request
 
 TECHNIQUES = "shoestring.federated"  # the group of entry points for techniques of other packages
@@ -32,7 +32,7 @@ class FederatedPlugin(RoomPlugin):
                 "federate",
                 "train or tune where the data are: updates leave a device, records never do",
                 "shoestring.federated.options:FederateCommand",
-                "shoestring.federated.command:run",
+                "shoestring.federated.commands.command:run",
                 "The job's own arguments are flags too: name the job before --help to see them. Built-in jobs with clients: "
                 "digits, authors",
                 job_flags=True,
@@ -57,12 +57,12 @@ class FederatedPlugin(RoomPlugin):
         return FEDERATED
 
     def page(self) -> FederatedPage:
-        from shoestring.federated.page import FederatedPage
+        from shoestring.federated.report.page import FederatedPage
 
         return FederatedPage(self)
 
     def part(self, request: Request, history: History, folder: Folder) -> FederationReport:
-        from shoestring.federated.fold import federation_report
+        from shoestring.federated.playing.fold import federation_report
 
         return federation_report(request.asked, history, folder)
 

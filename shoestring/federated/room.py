@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from shoestring.core.budget import Budget
+from shoestring.core.clients.statistics import StatisticsRule
 from shoestring.core.errors import Mistake
 from shoestring.core.figures import Quantity
-from shoestring.core.statistics import StatisticsRule
 from shoestring.core.technique import applied, in_order
-from shoestring.federated.available import AvailableTechniques, available_techniques
 from shoestring.federated.catalogue import CATALOGUE, clash, incomplete_reason
-from shoestring.federated.evidence import UpdateEvidence, clear_caches
-from shoestring.federated.prepare import Prepared, plain_cost
+from shoestring.federated.planning.available import AvailableTechniques, available_techniques
+from shoestring.federated.planning.evidence import UpdateEvidence, clear_caches
+from shoestring.federated.planning.prepare import Prepared, plain_cost
 from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Order, Updates
 from shoestring.federated.simulation.cohort import MethodChoice, MethodDiffers, sequential_choice
 from shoestring.federated.technique import FederatedTechnique, RoundCost

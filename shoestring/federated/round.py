@@ -26,11 +26,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from shoestring.core.local import Local
-from shoestring.federated.combined_statistics import mean_statistics
-from shoestring.federated.layout import Layout
-from shoestring.federated.randomness import SYSTEM, Randomness
-from shoestring.federated.records import Records
+from shoestring.core.clients.local import Local
+from shoestring.federated.devices.records import Records
+from shoestring.federated.model.combined_statistics import mean_statistics
+from shoestring.federated.model.layout import Layout
+from shoestring.federated.playing.randomness import SYSTEM, Randomness
 
 Tensors = Mapping[str, Tensor]
 NONE = Layout(())
@@ -46,7 +46,9 @@ class ServerState:
     state: Tensors = field(
         default_factory=dict
     )  # state of techniques by name: moments, control variates, a clipping norm
-    statistics: Tensor = field(default_factory=lambda: torch.empty(0))  # of norm layers, see federated/statistics.py
+    statistics: Tensor = field(
+        default_factory=lambda: torch.empty(0)
+    )  # of norm layers, see federated/model/statistics.py
     drawn: Tensors = field(
         default_factory=dict
     )  # random choices of this round, such as the cohort. They are secret and never written to a file

@@ -15,22 +15,22 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from shoestring.core.codec import finite_json
 from shoestring.core.errors import Mistake, OverBudget, error_sentence
+from shoestring.core.files.codec import finite_json
 from shoestring.core.job import target
-from shoestring.core.run import plain_run
-from shoestring.core.seams import calls_user
-from shoestring.core.signals import listening, stop_reason
+from shoestring.core.running.run import plain_run
+from shoestring.core.running.signals import listening, stop_reason
+from shoestring.core.user_code.seams import calls_user
 from shoestring.federated.events import RoundFinished
-from shoestring.federated.prepare import Prepared
+from shoestring.federated.model.saved_weights import fits, row_of, weights_and_aliases
+from shoestring.federated.planning.prepare import Prepared
+from shoestring.federated.playing.round_events import events_of_round, stagnation_warning
 from shoestring.federated.room import FederatedPlan, doubt
 from shoestring.federated.round import ServerState
-from shoestring.federated.round_events import events_of_round, stagnation_warning
-from shoestring.federated.saved_weights import fits, row_of, weights_and_aliases
 from shoestring.federated.simulation.simulation import Simulation
 from shoestring.federated.techniques.private.release import RunLedger, check_delta_for, release_of
-from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import (
+from shoestring.runs.checkpoints.cadence import Cadence
+from shoestring.runs.checkpoints.checkpoints import (
     RunCheckpoint,
     best_in,
     clear_drafts,
@@ -40,15 +40,15 @@ from shoestring.runs.checkpoints import (
     reading_untrusted,
     whole_number,
 )
-from shoestring.runs.digest import weights_sha256
-from shoestring.runs.event import Begun, Event, Failed, Finished, Stopped, Validated, Warned
-from shoestring.runs.event_log import Events, event_of, record_of
+from shoestring.runs.checkpoints.digest import weights_sha256
+from shoestring.runs.checkpoints.saver import Saver, Snapshot
+from shoestring.runs.events.event import Begun, Event, Failed, Finished, Stopped, Validated, Warned
+from shoestring.runs.events.event_log import Events, event_of, record_of
+from shoestring.runs.events.history import History
 from shoestring.runs.folder import Folder
-from shoestring.runs.history import History
-from shoestring.runs.initial_weights import fresh_model
-from shoestring.runs.report import report_of
-from shoestring.runs.saver import Saver, Snapshot
-from shoestring.runs.tensors import UnreadableTensors
+from shoestring.runs.reports.report import report_of
+from shoestring.runs.weights.initial_weights import fresh_model
+from shoestring.runs.weights.tensors import UnreadableTensors
 from shoestring.training.validation import check_goal, run_validation
 
 PARTS = ("step", "server", "devices", "parts", "best")  # required parts of a checkpoint's state

@@ -9,26 +9,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shoestring.core.codec import Unreadable, from_json
+from shoestring.core.command_line.extras import install_hint
 from shoestring.core.errors import Mistake, OverBudget
-from shoestring.core.extras import install_hint
+from shoestring.core.files.codec import Unreadable, from_json
 from shoestring.core.job import Job
-from shoestring.federated.available import AvailableTechniques, available_techniques
-from shoestring.federated.device_errors import Failure, error_class, is_ours, place_of_failure, withhold_text
-from shoestring.federated.finished import federation_report
-from shoestring.federated.kept_plan import plan_in
+from shoestring.federated.devices.device_errors import Failure, error_class, is_ours, place_of_failure, withhold_text
 from shoestring.federated.options import FederateOptions
-from shoestring.federated.prepare import Prepared, prepare_federation
+from shoestring.federated.planning.available import AvailableTechniques, available_techniques
+from shoestring.federated.planning.kept_plan import plan_in
+from shoestring.federated.planning.prepare import Prepared, prepare_federation
+from shoestring.federated.report.finished import federation_report
 from shoestring.federated.room import FederatedOutcome, FederatedPlan, PlannedFederation, plan_federation
 from shoestring.federated.runner import FederationResult, Runner
 from shoestring.federated.techniques.private.release import check_room
-from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import newest_good
-from shoestring.runs.event import Event, Planning, Warned
-from shoestring.runs.event_log import note
+from shoestring.runs.checkpoints.cadence import Cadence
+from shoestring.runs.checkpoints.checkpoints import newest_good
+from shoestring.runs.events.event import Event, Planning, Warned
+from shoestring.runs.events.event_log import note
 from shoestring.runs.folder import Unusable
 from shoestring.runs.modules import note_modules
-from shoestring.runs.report import report_of
+from shoestring.runs.reports.report import report_of
 from shoestring.runs.session import Execution, Session
 
 

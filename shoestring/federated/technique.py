@@ -9,8 +9,8 @@ from math import inf
 from typing import ClassVar
 
 from shoestring.core.technique import Technique
-from shoestring.federated.evidence import UpdateEvidence
-from shoestring.federated.layout import Layout
+from shoestring.federated.model.layout import Layout
+from shoestring.federated.planning.evidence import UpdateEvidence
 from shoestring.federated.round import Round
 
 

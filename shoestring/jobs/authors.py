@@ -25,7 +25,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from shoestring import Job, Local
-from shoestring.core.clients import Clients, Named
+from shoestring.core.clients.clients import Clients, Named
 from shoestring.core.errors import Mistake
 from shoestring.jobs.gpt import Gpt, continue_text
 

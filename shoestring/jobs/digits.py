@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Dirichlet, Job, Local
-from shoestring.core.extras import require
+from shoestring.core.command_line.extras import require
 
 
 def digits() -> torch.utils.data.TensorDataset:

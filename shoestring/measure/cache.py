@@ -21,10 +21,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shoestring.core.codec import from_json, to_json
-from shoestring.core.files import draft_file
-from shoestring.core.regular import read_regular, regular
-from shoestring.core.seal import seal, unseal
+from shoestring.core.files.codec import from_json, to_json
+from shoestring.core.files.files import draft_file
+from shoestring.core.files.regular import read_regular, regular
+from shoestring.core.files.seal import seal, unseal
 
 T = TypeVar("T")
 MOST = 1 << 63  # larger than any figure of ours

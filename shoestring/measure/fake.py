@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.foreign import copy_module
-from shoestring.core.missing import grouped_mm
+from shoestring.core.model.missing import grouped_mm
+from shoestring.core.optimization.stepping import parameter_like
 from shoestring.core.private import (
     CTC_LOSSES,
     GROUPED_PRODUCT,
@@ -40,7 +40,7 @@ from shoestring.core.private import (
     tree_leaves,
     tree_map,
 )
-from shoestring.core.stepping import parameter_like
+from shoestring.core.user_code.foreign import copy_module
 from shoestring.measure.layouts import WRONG, correct_layout
 
 REAL_LIMIT = 1 << 24  # bytes: a larger result is fake even if it depends on no weight

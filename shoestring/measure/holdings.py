@@ -32,10 +32,10 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.job import Job
-from shoestring.core.link import Link
-from shoestring.core.mesh import Mesh
 from shoestring.core.private import LOADER_ITERATORS, FakeTensor, dense_parts, storage_address, storage_id
-from shoestring.core.run import Run
+from shoestring.core.running.run import Run
+from shoestring.core.workers.link import Link
+from shoestring.core.workers.mesh import Mesh
 
 OURS = "shoestring"
 LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", OURS}  # packages whose globals never hold anything of a job

@@ -10,7 +10,7 @@ as busy.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -61,6 +61,29 @@ def effort() -> Effort:
     if not found:
         return Effort(time.process_time(), 0.0)
     return Effort(sum(ran for ran, _ in found) / 1e9, sum(waited for _, waited in found) / 1e9)
+
+
+class LoadWatch:
+    """How much other processes slow this one down as it goes on. A look opens a file for every thread, so there are few
+    of them."""
+
+    def __init__(self, apart: float = 0.25, look: Callable[[], Effort] = effort) -> None:
+        self.apart, self.look = apart, look  # seconds between two looks
+        self.last, self.before = 0.0, look()
+
+    def held_up(self, now: float) -> float | None:
+        """The fraction of their runnable time that threads had no core, since the last look; None: not looked again
+        yet.
+
+        >>> efforts = iter([Effort(0.0, 0.0), Effort(1.0, 0.0), Effort(2.0, 3.0)])
+        >>> watch = LoadWatch(1.0, lambda: next(efforts))
+        >>> watch.held_up(10.0), watch.held_up(10.5), watch.held_up(11.0)
+        (0.0, None, 0.75)
+        """
+        if now - self.last < self.apart:
+            return None
+        before, self.before, self.last = self.before, self.look(), now
+        return round(timing(0.0, before, self.before).held_up, 3)
 
 
 def timing(seconds: float, before: Effort, after: Effort) -> Timing:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from shoestring.core.hardware import Hardware
-from shoestring.core.sums import WAYS
+from shoestring.core.costs.hardware import Hardware
+from shoestring.core.workers.sums import WAYS
 from shoestring.measure.cache import cache_folder, read_cached, write_cached
 from shoestring.measure.instructions import cap_this_process, doubtful, working_dtypes
 from shoestring.measure.process import memory_all

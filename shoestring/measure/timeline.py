@@ -1,6 +1,6 @@
 """Read a tracker's log: the peak, where it is and what it consists of, and the ledger of a plain step.
 
-Contract: A peak is read off a log here, or walked on a ledger's timeline (core/ledger), and nowhere else. It is that of
+Contract: A peak is read off a log here, or walked on a ledger's timeline (core/costs/ledger), and nowhere else. It is that of
 the first two steps, because optimizers make their state in the first (tests/measure/test_timeline.py).
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from shoestring.core.ledger import Block
+from shoestring.core.costs.ledger import Block
 from shoestring.measure.tracker import VALIDATE, Log, Moment, StorageEvent
 
 

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
 from shoestring.core.batch import Batch, tensors
-from shoestring.core.blame import failure_text
-from shoestring.core.codec import from_json
-from shoestring.core.ledger_parts import Trait
+from shoestring.core.costs.ledger_parts import Trait
+from shoestring.core.files.codec import from_json
 from shoestring.core.private import (
     BATCH_NORMS,
     WATCHING,
@@ -37,8 +36,9 @@ from shoestring.core.private import (
     storage_id,
     tree_leaves,
 )
-from shoestring.core.run import Run
-from shoestring.core.run_state import KeepsAverages, LivesOnDisk
+from shoestring.core.running.run import Run
+from shoestring.core.running.run_state import KeepsAverages, LivesOnDisk
+from shoestring.core.user_code.blame import failure_text
 from shoestring.measure.calls import holds_cache
 from shoestring.measure.fake import WORKSPACES, Stage
 from shoestring.measure.holdings import Holders

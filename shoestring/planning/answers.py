@@ -33,8 +33,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from shoestring.core.codec import to_json
-from shoestring.core.regular import file_sha256
+from shoestring.core.files.codec import to_json
+from shoestring.core.files.regular import file_sha256
 from shoestring.measure.cache import cache_folder, read_cached, value_of, write_cached
 from shoestring.measure.load import HELD_UP
 from shoestring.measure.tracker import Log

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import os
 
-from shoestring.core.technique_syntax import call_of, check_knobs, check_name
+from shoestring.core.command_line.technique_syntax import call_of, check_knobs, check_name
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # the folder from which this package is imported
 

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from shoestring.core.budget import Budget
-from shoestring.core.codec import Unreadable, finite_json, from_json, to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.figures import Quantity
-from shoestring.core.files import write_whole
+from shoestring.core.files.codec import Unreadable, finite_json, from_json, to_json
+from shoestring.core.files.files import write_whole
 from shoestring.core.technique import Technique, in_order, technique_json, text
 
 VERSION = 3  # of plan files

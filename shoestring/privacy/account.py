@@ -19,8 +19,8 @@ from functools import lru_cache
 from math import ceil, floor, inf, log10, sqrt
 from typing import Any
 
+from shoestring.core.command_line.extras import require
 from shoestring.core.errors import Mistake
-from shoestring.core.extras import require
 
 EXACT, QUICK, COARSE = 1e-4, 1e-3, 1e-2  # spacing of the grid, in units of epsilon
 LEAST, MOST = 0.3, 1e5  # range of noise multipliers that is searched

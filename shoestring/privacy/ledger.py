@@ -26,8 +26,8 @@ from math import inf
 from pathlib import Path
 
 from shoestring.core.errors import Mistake
-from shoestring.core.files import append_synced, lock_to_append
-from shoestring.core.regular import read_regular
+from shoestring.core.files.files import append_synced, lock_to_append
+from shoestring.core.files.regular import read_regular
 from shoestring.privacy.account import EXACT, QUICK, Events, SampledGaussian, check_delta, epsilon_spent
 
 NAME = "privacy.jsonl"  # the default ledger, in the run's folder

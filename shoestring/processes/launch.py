@@ -17,16 +17,16 @@ from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from shoestring.core.codec import from_json
 from shoestring.core.errors import Crashed
-from shoestring.core.signals import is_ignored
+from shoestring.core.files.codec import from_json
+from shoestring.core.running.signals import is_ignored
 from shoestring.processes.messages import Answer, Cause, Failure, Happened, OutOfMemory, read_message
 from shoestring.processes.signals import stopping_gently
 from shoestring.processes.standstill import Silence, deadline_of, lines_in_time, no_answer, see_out, standing_place
 from shoestring.processes.streams import closed_files, standard_files
 from shoestring.processes.task import JobTask, R, Task, task_text
-from shoestring.runs.checkpoints import newest_good
-from shoestring.runs.event import Event
+from shoestring.runs.checkpoints.checkpoints import newest_good
+from shoestring.runs.events.event import Event
 
 MOST_SAID = 1 << 16  # bytes of a worker's output that are shown when it failed
 

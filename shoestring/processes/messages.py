@@ -1,6 +1,6 @@
 """Messages from worker processes to their launcher, and from machines to node 0: one frozen dataclass per kind.
 
-    Happened         an event of the run (runs/event.py)
+    Happened         an event of the run (runs/events/event.py)
     Answer           the task is done; the last message
     Failure          the task failed; the last message
     Heartbeat        the worker is alive
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
-from shoestring.core.codec import from_json, to_json
 from shoestring.core.errors import Crashed, JobFailed, Mistake, NotRepeatable
-from shoestring.runs.event import Event
-from shoestring.runs.event_log import event_of, record_of, usable
+from shoestring.core.files.codec import from_json, to_json
+from shoestring.runs.events.event import Event
+from shoestring.runs.events.event_log import event_of, record_of, usable
 
 
 class OutOfMemory(Mistake):

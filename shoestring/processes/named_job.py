@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake
+from shoestring.core.files.regular import file_sha256
 from shoestring.core.job import Job
-from shoestring.core.regular import file_sha256
 from shoestring.jobfile import BUILT_IN, Flag, flags_known, job_path, load_job
 from shoestring.runs.folder import Folder
 from shoestring.runs.modules import Modules, changes, imported_modules, kept_modules
@@ -83,7 +83,8 @@ def changed_code(claim: Claim, path: str) -> list[str]:
         other = claim.job and Path(claim.job).name != Path(path).name
         changed = f"is not the job that {claim.folder} was made with ({claim.job})" if other else "is not as it was"
         found.append(f"{path} {changed}{'' if other else f' when {claim.folder} was made'}; {unchecked}")
-    modules = changes(claim.modules, imported_modules(), Path(path).parent).changed
+    now = imported_modules(files=claim.modules) if claim.modules else {}
+    modules = changes(claim.modules, now, Path(path).parent).changed
     return found + [f"the module {name} is not as it was when {claim.folder} was made; {unchecked}" for name in modules]
 
 

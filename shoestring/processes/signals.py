@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from shoestring.core.signals import listening
+from shoestring.core.running.signals import listening
 
 
 class Stoppable(Protocol):

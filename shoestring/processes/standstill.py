@@ -106,7 +106,7 @@ def standing_place(child: subprocess.Popen[str], says: IO[bytes]) -> str:
 
 def place_in(stack: str) -> str:
     """The user's innermost line in what faulthandler printed."""
-    from shoestring.core.blame import Frame, blame
+    from shoestring.core.user_code.blame import Frame, blame
 
     frames = [Frame(FrameSummary(file, int(number), name)) for file, number, name in PLACE.findall(stack)]
     found = blame(frames[::-1])

@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from shoestring.core.codec import from_json, to_json
 from shoestring.core.errors import Crashed, Mistake
+from shoestring.core.files.codec import from_json, to_json
 from shoestring.core.rooms import room_named
 from shoestring.processes.messages import NONSENSE, Closing
-from shoestring.runs.event import Event
+from shoestring.runs.events.event import Event
 
 if TYPE_CHECKING:
-    from shoestring.core.link import Link
+    from shoestring.core.workers.link import Link
 
 R = TypeVar("R")
 Tell = Callable[[Event], None]  # sends an event to the launcher

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shoestring.core.imports import WithoutGarbageCollection, leave_garbage
 
 with WithoutGarbageCollection():  # this imports torch
-    from shoestring.core.blame import blame_for
-    from shoestring.core.codec import to_json
+    from shoestring.core.command_line.extras import install_hint
     from shoestring.core.errors import (
         Mistake,
         NotRepeatable,
@@ -25,17 +24,18 @@ with WithoutGarbageCollection():  # this imports torch
         says_out_of_memory,
         system_text,
     )
-    from shoestring.core.extras import install_hint
+    from shoestring.core.files.codec import to_json
     from shoestring.core.private import load_compiler
+    from shoestring.core.user_code.blame import blame_for
     from shoestring.processes.messages import Answer, Cause, Failure, Message, Send, event_message, message_text
     from shoestring.processes.standstill import answer_when_asked
     from shoestring.processes.streams import prepare_streams
     from shoestring.processes.task import JobTask, Task, read_task
-    from shoestring.runs.event import Event, Failed
-    from shoestring.runs.event_log import note
+    from shoestring.runs.events.event import Event, Failed
+    from shoestring.runs.events.event_log import note
 
 if TYPE_CHECKING:
-    from shoestring.core.link import Link
+    from shoestring.core.workers.link import Link
 
 
 def perform_task(task: Task[Any], send: Send, link: Link | None = None) -> Any:

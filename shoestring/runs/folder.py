@@ -8,7 +8,7 @@
     report.json, report.html    predicted beside measured
     lock            held while a process trains here
 
-The JSON files are sealed (core/seal): a file that was changed is refused, with advice.
+The JSON files are sealed (core/files/seal): a file that was changed is refused, with advice.
 
 Contract: What the folder holds is checked when it is read (decisions/013): a damaged request or plan is never trained
 from, a damaged event is skipped and counted, and the report tells of both instead of failing
@@ -16,7 +16,7 @@ from, a damaged event is skipped and counted, and the report tells of both inste
 (tests/runs/test_unreadable.py).
 
 A lock counts only while the locked file still has its name: starting a run afresh moves the folder away together with
-its lock (tests/runs/test_folder.py). A run is finished when its last weights are saved (tests/runs/test_saver.py).
+its lock (tests/runs/test_folder.py). A run is finished when its last weights are saved (tests/runs/checkpoints/test_saver.py).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from shoestring.core.codec import Unreadable, from_json, to_json
 from shoestring.core.errors import Mistake
-from shoestring.core.files import open_and_lock, write_whole
-from shoestring.core.regular import read_regular, regular
-from shoestring.core.seal import Damaged, seal, unseal
+from shoestring.core.files.codec import Unreadable, from_json, to_json
+from shoestring.core.files.files import open_and_lock, write_whole
+from shoestring.core.files.regular import read_regular, regular
+from shoestring.core.files.seal import Damaged, seal, unseal
 from shoestring.runs.request import Request
 
 # Advice about a file that can't be read

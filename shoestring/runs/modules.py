@@ -12,6 +12,7 @@ that a run can be moved; names that lead elsewhere are ignored. Files named ther
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from shoestring.core.errors import Mistake
-from shoestring.core.regular import file_sha256
+from shoestring.core.files.regular import file_sha256
 from shoestring.planning.answers import loaded_modules, own_file
 from shoestring.runs.folder import Folder
 
@@ -32,14 +33,51 @@ JOB_FILE = "shoestring_job_"
 Modules = Mapping[str, str]  # file name -> SHA-256
 
 
-def imported_modules(among: Collection[str] | None = None) -> dict[str, str]:
-    """The local modules that this process has imported by now, restricted to `among` if given."""
+def imported_modules(among: Collection[str] | None = None, files: Collection[str] | None = None) -> dict[str, str]:
+    """The local modules that this process has imported by now, restricted to the modules `among` or to `files` if given.
+    Only their files are read."""
     found = {}
     for name, module in loaded_modules().items():
         wanted = (among is None or name in among) and name not in KNOWN and not name.startswith(JOB_FILE)
-        if wanted and (file := own_file(module)) and (digest := digest_of(file)):
-            found[file_name(name, file)] = digest
+        if not wanted or not (file := own_file(module)):
+            continue
+        called = file_name(name, file)
+        if (files is None or called in files) and (digest := digest_of(file)):
+            found[called] = digest
     return found
+
+
+def modules_of_file(file: Path) -> frozenset[str]:
+    """Names of the modules that a Python file imports, itself or through the user's modules that it imports. Imports are
+    read from the source, inside functions too, and only modules that this process has imported by now count."""
+    loaded, found, todo = loaded_modules(), set(), [("", str(file))]
+    while todo:
+        name, path = todo.pop()
+        for one in imports_in(Path(path).read_bytes(), name, path.endswith("/__init__.py")):
+            module = loaded.get(one)
+            if module is not None and one not in found and (own := own_file(module)):
+                found.add(one)
+                todo.append((one, own))
+    return frozenset(found)
+
+
+def imports_in(source: bytes, module: str = "", is_package: bool = False) -> set[str]:
+    """Names that may be modules in the import statements of a source; `module` is its own name, for relative imports.
+
+    >>> sorted(imports_in(b"import a.b, c"))
+    ['a', 'a.b', 'c']
+    >>> sorted(imports_in(b"def f():\\n    from ..x import y", "p.q.r"))
+    ['p', 'p.x', 'p.x.y']
+    """
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parts = module.split(".") if node.level else []
+            base = parts[: len(parts) + is_package - node.level] + ([node.module] if node.module else [])
+            found |= {".".join([*base, alias.name]) for alias in node.names} | {".".join(base)}
+    return {".".join(one.split(".")[:count]) for one in found for count in range(1, len(one.split(".")) + 1)} - {""}
 
 
 def file_name(module: str, file: str) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from os.path import isdir, join
 
-from shoestring.core.arguments import argument, dataclass
+from shoestring.core.command_line.arguments import argument, dataclass
 from shoestring.core.errors import Mistake
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shoestring.runs.cadence import Cadence
+    from shoestring.runs.checkpoints.cadence import Cadence
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,6 @@ class RunOptions:
 
     @property
     def cadence(self) -> Cadence:
-        from shoestring.runs.cadence import cadence_of
+        from shoestring.runs.checkpoints.cadence import cadence_of
 
         return cadence_of(self.save_every, self.keep)

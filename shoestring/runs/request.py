@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoestring.core.regular import file_sha256
+from shoestring.core.files.regular import file_sha256
 from shoestring.core.units import bytes_text
 
 

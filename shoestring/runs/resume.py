@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Mistake, OverBudget
-from shoestring.core.files import clear, drafted_name, write_whole
-from shoestring.core.regular import not_a_folder, read_regular
-from shoestring.runs.event import Adopted, Finished, Warned
-from shoestring.runs.event_log import note
-from shoestring.runs.folder import Folder, Lock, has_digest
-from shoestring.runs.history import History
+from shoestring.core.files.files import clear, drafted_name, write_whole
+from shoestring.core.files.regular import not_a_folder, read_regular
+from shoestring.runs.events.event import Adopted, Finished, Warned
+from shoestring.runs.events.event_log import note
+from shoestring.runs.events.history import History
+from shoestring.runs.folder import Folder, Lock, has_digest, holder
 from shoestring.runs.modules import NAME as MODULES
 from shoestring.runs.modules import changed_text, changes, keep_modules, kept_modules, modules_on_path, refusal
 from shoestring.runs.request import Request, argument_differences, differences, flags_together
@@ -51,15 +51,16 @@ def new_folder(job: str) -> Path:
 
 
 def foreign_files(path: Path) -> list[str]:
-    """Files in a folder that belong to no run of ours; drafts of killed processes are not counted."""
+    """Files in a folder that belong to no run of ours; what a killed process left of its start is not counted."""
     try:
         names = sorted(one.name for one in path.iterdir())
     except (FileNotFoundError, NotADirectoryError):  # missing, or just moved away
         return []
+    ours = {"lock", SPENT, *([MODULES] if "lock" in names else [])}
     return (
         []
         if "run.json" in names
-        else [name for name in names if name not in ("lock", SPENT) and drafted_name(name) != "run.json"]
+        else [name for name in names if name not in ours and drafted_name(name) not in ("run.json", MODULES)]
     )
 
 
@@ -166,6 +167,10 @@ def open_run(
     made by a script, whose process imports other modules besides; changed ones are reported when it trains. `place`:
     the flag that names the folder."""
     strange = foreign_files(path)
+    if strange and (other := holder(path)) is not None:
+        raise Mistake(
+            f"process {other} is beginning a run in {path}: wait for it, stop it (kill {other}), or give another {place}"
+        )
     if strange or path.is_file():
         raise Mistake(
             f"{path} is there and is not a run of shoestring ({', '.join(strange[:3]) or 'a file'}): give another {place}"

@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from shoestring.core.codec import Unreadable
 from shoestring.core.errors import Mistake
-from shoestring.core.files import write_whole
+from shoestring.core.files.codec import Unreadable
+from shoestring.core.files.files import write_whole
 from shoestring.planning.plan import Outcome, Plan
-from shoestring.runs.event import Adopted, Failed, Stopped, Warned
-from shoestring.runs.event_log import NAME, note, read_records
+from shoestring.runs.events.event import Adopted, Failed, Stopped, Warned
+from shoestring.runs.events.event_log import NAME, note, read_records
 from shoestring.runs.folder import CURES, Folder, Unusable
-from shoestring.runs.report import Report, report_of
+from shoestring.runs.reports.report import Report, report_of
 from shoestring.runs.request import Request
 from shoestring.runs.resume import OpenedRun, came_to_nothing, forget_attempt, without_a_step
 

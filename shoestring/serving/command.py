@@ -7,15 +7,15 @@ import os
 import sys
 from functools import partial
 
+from shoestring.core.command_line.exit_codes import DONE
 from shoestring.core.errors import Mistake
-from shoestring.core.exit_codes import DONE
 from shoestring.show.output import say, screen, warn
 from shoestring.show.ticker import ticking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoestring.core.command import Call
-    from shoestring.runs.event import Event
+    from shoestring.core.command_line.command import Call
+    from shoestring.runs.events.event import Event
     from shoestring.serving.loading import ServedSource
     from shoestring.serving.options import ServeCommand
     from shoestring.serving.room import ServingOutcome
@@ -24,7 +24,7 @@ LOOKING = "measuring how long the model takes for batches of several sizes …"
 
 
 def run(command: ServeCommand, call: Call) -> int:
-    from shoestring.core.extras import require
+    from shoestring.core.command_line.extras import require
 
     require("serve")
     command.asked.budget(), command.asked.hourly_price
@@ -116,7 +116,7 @@ def token_made(call: Call, token: str) -> None:
 def on_event(call: Call, event: Event) -> None:
     """Tell of what happens while it serves."""
     from shoestring.core.units import bytes_text, seconds_text
-    from shoestring.runs.event import Warned
+    from shoestring.runs.events.event import Warned
     from shoestring.serving.events import Listening, Served, ServerChanged
 
     if isinstance(event, Listening):

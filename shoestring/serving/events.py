@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoestring.core.units import bytes_text
-from shoestring.runs.event import Event, left_out
+from shoestring.runs.events.event import Event, left_out
 
 
 @dataclass(frozen=True, kw_only=True)

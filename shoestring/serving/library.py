@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from shoestring.core.extras import require
-from shoestring.core.options import speaking_of_arguments
+from shoestring.core.command_line.extras import require
+from shoestring.core.command_line.options import speaking_of_arguments
 from shoestring.core.technique import text
 from shoestring.jobfile import job_path
-from shoestring.runs.event import Event
+from shoestring.runs.events.event import Event
 from shoestring.runs.session import Session
 from shoestring.serving.command import check_folder, check_use
 from shoestring.serving.loading import ServedSource

@@ -15,8 +15,8 @@ from typing import Any
 from torch import nn
 
 from shoestring.compression.formats.manifest import MANIFEST
-from shoestring.compression.load import load
-from shoestring.compression.source import one_epoch, open_source
+from shoestring.compression.loading.load import load
+from shoestring.compression.loading.source import one_epoch, open_source
 from shoestring.core.batch import Batch
 from shoestring.core.job import Job
 from shoestring.data.feed import looking

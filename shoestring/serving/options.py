@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from shoestring.core.arguments import argument, dataclass, group
 from shoestring.core.budget import Budget
+from shoestring.core.command_line.arguments import argument, dataclass, group
 from shoestring.core.errors import Mistake
 
 PERCENTILE = 0.99  # of --p99

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoestring.core.command import Command
+from shoestring.core.command_line.command import Command
 from shoestring.core.rooms import RoomPlugin, Verb
 
 TYPE_CHECKING = False
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from shoestring.core.figures import Quantity
     from shoestring.processes.task import Task
-    from shoestring.runs.event import Event
+    from shoestring.runs.events.event import Event
 
 JOBS = "The job's own arguments are flags too: name the job before --help to see them."
 
@@ -53,7 +53,7 @@ class ServingPlugin(RoomPlugin):
         return QUANTITIES
 
     def tasks(self) -> Mapping[str, type[Task[Any]]]:
-        from shoestring.serving.calibrate import CalibrateTask
+        from shoestring.serving.measuring.calibrate import CalibrateTask
 
         return {CalibrateTask.kind: CalibrateTask}
 

@@ -12,7 +12,7 @@ from shoestring.planning.choose import Chooser, best_or_asked, requested_candida
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.planning.room import Candidate, Room
 from shoestring.serving.catalogue import CATALOGUE, CONFLICTS
-from shoestring.serving.service_time import ServiceTime
+from shoestring.serving.measuring.service_time import ServiceTime
 from shoestring.serving.technique import Deployment, ServingCost, ServingTechnique
 
 RATE = Quantity("requests_per_second", "at most", "requests/s")

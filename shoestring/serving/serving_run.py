@@ -17,24 +17,24 @@ from shoestring.core.units import bytes_text
 from shoestring.jobfile import job_path
 from shoestring.planning.plan import read_plan
 from shoestring.processes.launch import run_worker
-from shoestring.runs.event import Begun, Event, Planning, Stopped, Warned
-from shoestring.runs.event_log import Events, note
+from shoestring.runs.events.event import Begun, Event, Planning, Stopped, Warned
+from shoestring.runs.events.event_log import Events, note
 from shoestring.runs.request import request_for
 from shoestring.runs.resume import OpenedRun, open_run
 from shoestring.runs.session import Execution, Session
 from shoestring.serving.batching.admission import AffineTime
-from shoestring.serving.calibrate import CalibrateTask
 from shoestring.serving.catalogue import CATALOGUE
 from shoestring.serving.events import Listening, Served, ServerChanged
-from shoestring.serving.evidence import ONNX_INT8, TORCH
 from shoestring.serving.loading import ServedSource, job_of, onnx_engine, torch_engine
+from shoestring.serving.measuring.calibrate import CalibrateTask
+from shoestring.serving.measuring.evidence import ONNX_INT8, TORCH
+from shoestring.serving.measuring.service_time import ServiceTime
 from shoestring.serving.options import ListenOptions, ServeOptions
-from shoestring.serving.protocols.config import ServerConfig
-from shoestring.serving.protocols.server import Server, serve
+from shoestring.serving.protocols.http.config import ServerConfig
+from shoestring.serving.protocols.http.server import Server, serve
 from shoestring.serving.replicas.happenings import Happening, LoadFailed, ModelProcessDied, ReplicaDied, ServedFigures
 from shoestring.serving.replicas.model_spec import ModelSpec
 from shoestring.serving.room import QUANTITIES, ServingDetails, ServingOutcome, ServingPlan, deployment_of, plan_serving
-from shoestring.serving.service_time import ServiceTime
 from shoestring.serving.technique import ServingCost
 
 Tell = Callable[[str], None]

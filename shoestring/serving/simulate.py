@@ -18,7 +18,7 @@ from math import ceil
 import numpy as np
 
 from shoestring.serving.batching.policy import SKIPPED, Batching, choose_batch
-from shoestring.serving.service_time import ServiceTime
+from shoestring.serving.measuring.service_time import ServiceTime
 
 REQUESTS = 2000  # simulated: a 99th percentile rests on 20 of them
 WARM = 0.1  # fraction of them, at the beginning, that finds the queue emptier than it will be

@@ -13,8 +13,8 @@ from functools import cached_property
 from shoestring.core.budget import Budget
 from shoestring.core.technique import Technique
 from shoestring.serving.batching.policy import Batching
-from shoestring.serving.evidence import TORCH, EngineEvidence, ServingEvidence
-from shoestring.serving.service_time import ServiceTime
+from shoestring.serving.measuring.evidence import TORCH, EngineEvidence, ServingEvidence
+from shoestring.serving.measuring.service_time import ServiceTime
 from shoestring.serving.simulate import Servers, capacity, most_rate, percentile, waits
 
 ALONE = Batching(tokens=1)  # each request is a batch

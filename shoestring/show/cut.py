@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shoestring.core.actions import Action, ActionSpan, Kind, Timeline
-from shoestring.core.coordinates import coordinates
-from shoestring.core.staging import Work
 from shoestring.core.units import bytes_text
-from shoestring.runs.event import StageTimes
-from shoestring.runs.plan_summary import CutPlan
+from shoestring.core.workers.actions import Action, ActionSpan, Kind, Timeline
+from shoestring.core.workers.coordinates import coordinates
+from shoestring.core.workers.staging import Work
+from shoestring.runs.events.event import StageTimes
+from shoestring.runs.reports.plan_summary import CutPlan
 
 WORDS = {
     "data": ("copy", "copies"),

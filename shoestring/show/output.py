@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
-    from shoestring.core.command import Call
+    from shoestring.core.command_line.command import Call
     from shoestring.show.terminal import Screen
 
 
@@ -29,7 +29,7 @@ def warn(texts: Iterable[str]) -> None:
 
 def write_page(place: Path, text: str, asked: bool = False) -> None:
     """Write a page. If that fails, print a warning; the run is not affected."""
-    from shoestring.core.files import write_whole
+    from shoestring.core.files.files import write_whole
 
     try:
         write_whole(place, text.encode(), asked)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 
+from shoestring.core.command_line.exit_codes import DONE, FAULT, STOPPED
 from shoestring.core.errors import Mistake
-from shoestring.core.exit_codes import DONE, FAULT, STOPPED
 from shoestring.show.output import say, screen, warn, write_page
 
 TYPE_CHECKING = False
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from shoestring.core.command import Call
+    from shoestring.core.command_line.command import Call
     from shoestring.runs.options import RunOptions
-    from shoestring.runs.report import Report
+    from shoestring.runs.reports.report import Report
     from shoestring.runs.resume import OpenedRun
     from shoestring.runs.session import Session
 
@@ -32,7 +32,7 @@ def session_of(held: OpenedRun) -> Session:
 
 def report_unfinished(call: Call, asked: RunOptions, session: Session, said: str, unsaved: str) -> int:
     """Report a run that the same command continues."""
-    from shoestring.runs.report import report_of
+    from shoestring.runs.reports.report import report_of
 
     if unsaved:
         print(f"shoestring: {unsaved}", file=sys.stderr)
@@ -54,8 +54,8 @@ def report_finished(
     import json
     from pathlib import Path
 
-    from shoestring.core.codec import finite_json
-    from shoestring.runs.report import report_of
+    from shoestring.core.files.codec import finite_json
+    from shoestring.runs.reports.report import report_of
 
     run = session.folder.path
     told = report_of(run)

@@ -125,14 +125,14 @@ def plain(text: str) -> RenderableType:
 
 
 def beside(found: Figures, screen: Screen = PIPE) -> str:
-    """Predicted and measured figures as a table."""
+    """Predicted and measured figures as a table, with the remarks on them below."""
     rows = [["", "predicted", "measured", "which is"]]
     rows += [
         [one.quantity.label, one.quantity.text(one.predicted), one.quantity.text(one.measured), one.off_text]
         for one in found
         if one.shown
     ]
-    return table(rows, right=(1, 2, 3), screen=screen)
+    return render_text([table_part(rows, right=(1, 2, 3)), *map(plain, found.remarks)], screen)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from shoestring.core.actions import Action, ActionSpan, Kind, Timeline, idle_share
 from shoestring.core.units import seconds_text
+from shoestring.core.workers.actions import Action, ActionSpan, Kind, Timeline, idle_share
 from shoestring.show.cut import ModelCut
 from shoestring.show.terminal import PIPE, Screen, plain, render_text, table_part
 

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoestring.training.data_parallel.asynchronous import Asynchronous
-from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.gradient_compression.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.local_steps import LocalSteps
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.parameter_server.asynchronous import Asynchronous
+from shoestring.training.data_parallel.parameter_server.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.memory.accumulate import Accumulate
+from shoestring.training.memory.adapters.low_rank import LowRank
 from shoestring.training.memory.allocator import Allocator, following
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.memory.ema import EMA
-from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.memory.low_rank import LowRank
-from shoestring.training.memory.offload_activations import OffloadActivations
-from shoestring.training.memory.offload_model import OffloadModel
-from shoestring.training.memory.offload_optimizer import OffloadOptimizer
+from shoestring.training.memory.offload.offload_activations import OffloadActivations
+from shoestring.training.memory.offload.offload_model import OffloadModel
+from shoestring.training.memory.offload.offload_optimizer import OffloadOptimizer
+from shoestring.training.memory.optimizers.ema import EMA
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
+from shoestring.training.memory.optimizers.step_in_backward import StepInBackward
 from shoestring.training.memory.precision import Precision
-from shoestring.training.memory.step_in_backward import StepInBackward
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.sequence.sequence_pipeline import SequencePipeline
 from shoestring.training.sparse.l0 import L0

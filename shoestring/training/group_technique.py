@@ -1,7 +1,7 @@
 """Techniques that make several workers train one model, and those of them that cut it into stages.
 
 Contract: The mesh follows from a plan's techniques in one place, `mesh_sizes`: as many workers along stage and tensor as
-they want, the others along data (tests/core/test_mesh.py).
+they want, the others along data (tests/core/workers/test_mesh.py).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from shoestring.core.batch import Batch
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.errors import Mistake
-from shoestring.core.ledger import Ledger
-from shoestring.core.mesh import Mesh
-from shoestring.core.run import Run
-from shoestring.core.staging import Staging
+from shoestring.core.running.run import Run
 from shoestring.core.technique import text
+from shoestring.core.workers.mesh import Mesh
+from shoestring.core.workers.staging import Staging
 from shoestring.training.technique import TrainingTechnique
 
 UNITING = "what unites workers"  # stands for all such techniques in the table of conflicts
@@ -98,7 +98,7 @@ def uniting(techniques: Iterable[TrainingTechnique]) -> list[GroupTechnique]:
 
 def mesh_sizes(techniques: Iterable[TrainingTechnique], world: int, per_copy: int = 1) -> dict[str, int]:
     """The mesh of `world` workers: as many along stage and tensor as techniques ask for, and the rest along data. This
-    is the only place that decides it; core/mesh.py defines the order of ranks. `per_copy`: if no technique unites
+    is the only place that decides it; core/workers/mesh.py defines the order of ranks. `per_copy`: if no technique unites
     workers, so many are assumed along stage, because batches have too few samples for all."""
     united = uniting(techniques)
     asked = {technique.unites: technique for technique in united if technique.across}

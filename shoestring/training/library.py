@@ -17,32 +17,32 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shoestring.core import random_state
 from shoestring.core.batch import Batch
-from shoestring.core.data_objects import GivenData
+from shoestring.core.command_line.options import as_arguments, speaking_of_arguments
 from shoestring.core.errors import Mistake
-from shoestring.core.files import temporary_folder
+from shoestring.core.files.files import temporary_folder
 from shoestring.core.job import Job, default_forward, default_optimizer
-from shoestring.core.options import as_arguments, speaking_of_arguments
+from shoestring.core.running import random_state
+from shoestring.core.user_code.data_objects import GivenData
 from shoestring.data.elements import check_held_out
 from shoestring.data.feed import first_steps
 from shoestring.jobfile import Course, job_path, load_job, with_course
 from shoestring.planning.plan import Outcome, Plan
-from shoestring.runs.initial_weights import fill_weights
 from shoestring.runs.options import RunOptions
-from shoestring.runs.report import Report
+from shoestring.runs.reports.report import Report
+from shoestring.runs.weights.initial_weights import fill_weights
 from shoestring.show.terminal import PIPE, Screen
 from shoestring.training.evidence.as_found import as_found
 from shoestring.training.evidence.rehearsals import Tell, silent
 from shoestring.training.execution.job_planning import plan_job, workers
-from shoestring.training.execution.script_group import group_of
-from shoestring.training.execution.script_steps import ScriptStep, kept_steps, steps_here, worker_of
-from shoestring.training.execution.sent_job import Given, refuse_while_imported, send_job
+from shoestring.training.execution.scripts.script_group import group_of
+from shoestring.training.execution.scripts.script_steps import ScriptStep, kept_steps, steps_here, worker_of
+from shoestring.training.execution.scripts.sent_job import Given, refuse_while_imported, send_job
 from shoestring.training.execution.verification import Verified, compare_weights
-from shoestring.training.named_plan import check_named, given_techniques, techniques_for, unchecked_techniques
 from shoestring.training.options import PlanOptions, VerifyCommand
-from shoestring.training.outcome_text import training_outcome_text
-from shoestring.training.plan import TrainingOutcome, TrainingPlan
+from shoestring.training.planning.named_plan import check_named, given_techniques, techniques_for, unchecked_techniques
+from shoestring.training.planning.plan import TrainingOutcome, TrainingPlan
+from shoestring.training.report.outcome_text import training_outcome_text
 from shoestring.training.technique import TrainingTechnique as Technique
 
 

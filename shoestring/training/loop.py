@@ -9,8 +9,8 @@ from torch import Tensor
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
-from shoestring.core.run import Run
-from shoestring.core.seams import calls_user
+from shoestring.core.running.run import Run
+from shoestring.core.user_code.seams import calls_user
 
 
 @calls_user("optimizer")

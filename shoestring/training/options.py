@@ -5,7 +5,7 @@ Imports nothing heavy, so that a wrong flag is reported at once.
 
 from __future__ import annotations
 
-from shoestring.core.arguments import argument, dataclass, group
+from shoestring.core.command_line.arguments import argument, dataclass, group
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import ASKED, Exactness, allowed_levels, rename_hint
 from shoestring.jobfile import Course

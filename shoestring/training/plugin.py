@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoestring.core.command import Command, ExportFormat
+from shoestring.core.command_line.command import Command, ExportFormat
 from shoestring.core.rooms import RoomPlugin, Verb
 
 TYPE_CHECKING = False
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar
 
     from shoestring.processes.task import Task
+    from shoestring.runs.events.history import History
     from shoestring.runs.folder import Folder
-    from shoestring.runs.history import History
     from shoestring.runs.request import Request
-    from shoestring.training.page import TrainingPage, TrainingReport
+    from shoestring.training.report.page import TrainingPage, TrainingReport
 
 JOBS = (
     "The job's own arguments are flags too: name the job before --help to see them. Built-in jobs: gpt (a byte-level "
@@ -31,7 +31,7 @@ class TrainingPlugin(RoomPlugin):
         "torch._dynamo",  # an optimizer's first step imports the compiler, which takes as long as all the rest
         "shoestring.training.links.process_link",
         "shoestring.training.evidence.rehearse",
-        "shoestring.training.plan",
+        "shoestring.training.planning.plan",
         "shoestring.training.execution.training",
     )
 
@@ -72,17 +72,17 @@ class TrainingPlugin(RoomPlugin):
         )
 
     def exports(self) -> tuple[ExportFormat, ...]:
-        write = "shoestring.training.memory.adapter_folder:export_adapter"
+        write = "shoestring.training.memory.adapters.adapter_folder:export_adapter"
         return (ExportFormat("peft", "what LowRank trained, as an adapter", "-peft", write),)
 
     def part(self, request: Request, history: History, folder: Folder) -> TrainingReport | None:
-        from shoestring.runs.event import Finished
-        from shoestring.training.page import training_report
+        from shoestring.runs.events.event import Finished
+        from shoestring.training.report.page import training_report
 
         return training_report(folder) if isinstance(history.doing, Finished) else None
 
     def page(self) -> TrainingPage:
-        from shoestring.training.page import TrainingPage
+        from shoestring.training.report.page import TrainingPage
 
         return TrainingPage(self)
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoestring.core.job import Job, interval, target
-from shoestring.core.run import Run
-from shoestring.core.run_state import RunState
-from shoestring.core.schedule import Schedule
+from shoestring.core.optimization.schedule import Schedule
+from shoestring.core.running.run import Run
+from shoestring.core.running.run_state import RunState
 from shoestring.data.feed import Feed
 from shoestring.training.validation import SilentObserver, check_goal, run_validation
 

@@ -9,18 +9,18 @@ from math import inf
 from typing import ClassVar
 
 from shoestring.core.budget import Budget
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
-from shoestring.core.ledger import Ledger
 from shoestring.planning.choose import candidates, requested_candidate
 from shoestring.planning.quantities import STEP_SECONDS
 from shoestring.planning.room import Room, families
 from shoestring.training.conflicts import clash
 from shoestring.training.group_technique import GroupTechnique, axes_not_united, mesh_sizes, uniting
-from shoestring.training.plan import TrainingPlan
-from shoestring.training.predict import Combination, Predictor, Techniques, splits
-from shoestring.training.savings import costs_more, excess
+from shoestring.training.planning.plan import TrainingPlan
+from shoestring.training.planning.predict import Combination, Predictor, Techniques, splits
+from shoestring.training.planning.savings import costs_more, excess
 from shoestring.training.technique import TrainingTechnique
 
 NOISE = 0.03  # relative difference of step times between two plannings of one job; more if timed steps varied more

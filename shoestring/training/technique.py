@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from enum import Enum
 from typing import ClassVar, Self
 
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.errors import Mistake
-from shoestring.core.ledger import Ledger
-from shoestring.core.run import Run
-from shoestring.core.stepping import StepDivision, why_not_in
+from shoestring.core.optimization.stepping import StepDivision, why_not_in
+from shoestring.core.running.run import Run
 from shoestring.core.technique import Technique, text
 
 MIXED = 1.0  # the drift where layers that mix samples (batch norm) see only a part of the batch
@@ -40,7 +40,6 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
     """
 
     saves_memory: ClassVar[bool] = False  # it is meant to save tensor memory: the user is warned if it saves none
-    speeds_up: ClassVar[bool] = False  # it makes steps faster, so it is useful even with plenty of memory
     splits_batch: ClassVar[bool] = False  # it computes a part of a batch at a time
     divides: ClassVar[StepDivision | None] = None  # None: it steps all weights at once
     folders: ClassVar[tuple[str, ...]] = ()  # knobs that name a folder; these are never taken from a plan file

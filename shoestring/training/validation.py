@@ -21,20 +21,20 @@ from typing import Any
 
 import torch
 
-from shoestring.core import random_state
-from shoestring.core.assignment import own_part
 from shoestring.core.batch import Batch, to_device
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
-from shoestring.core.mesh import on_one_axis
-from shoestring.core.run import Run
-from shoestring.core.run_weights import guard_outside, stored_weights
-from shoestring.core.seams import calls_user
-from shoestring.core.user_functions import value_text
+from shoestring.core.running import random_state
+from shoestring.core.running.run import Run
+from shoestring.core.running.run_weights import guard_outside, stored_weights
+from shoestring.core.user_code.seams import calls_user
+from shoestring.core.user_code.user_functions import value_text
+from shoestring.core.workers.assignment import own_part
+from shoestring.core.workers.mesh import on_one_axis
 from shoestring.data.elements import held_out_feed
 from shoestring.data.feed import Feed
 from shoestring.data.samplers import InOrder
-from shoestring.training.memory.block_state import (
+from shoestring.training.memory.recompute.block_state import (
     GENERATORS,
     BlockState,
     Frozen,
@@ -43,7 +43,7 @@ from shoestring.training.memory.block_state import (
     put_back,
     version,
 )
-from shoestring.training.memory.fingerprint import fingerprint, matches
+from shoestring.training.memory.recompute.fingerprint import fingerprint, matches
 
 LOSS = "loss"  # the metric that always exists
 NO_GRADIENT = "does not require grad and does not have a grad_fn"  # torch's message when derivatives are unavailable

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoestring.runs.folder import Lock
-from shoestring.runs.report import Report, report_of
+from shoestring.runs.reports.report import Report, report_of
 from shoestring.show.page import page as report
 from tests.browser.test_page_in_browser import seen, served, tab
 from tests.show.made_runs import add, made_run, metrics_at, step_fields

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shoestring.compression.compress_report import CompressReport
-from shoestring.compression.sections import compression_page
+from shoestring.compression.report.compress_report import CompressReport
+from shoestring.compression.report.sections import compression_page
 from tests.browser.test_page_in_browser import OUTSIDE, OVERLAPS, tab
-from tests.compression.test_sections import made_report
+from tests.compression.report.test_sections import made_report
 
 pytestmark = pytest.mark.browser
 WIDTHS = (360, 390, 768, 1280)

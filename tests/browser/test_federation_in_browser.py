@@ -12,7 +12,7 @@ import pytest
 from shoestring.runs.folder import Lock
 from tests.browser.test_charts_in_browser import chart, opened_report, over
 from tests.browser.test_page_in_browser import OUTSIDE, OVERLAPS, seen, served, tab
-from tests.federated.test_sections import NASTY, ROWS, federated_run, round_fields
+from tests.federated.report.test_sections import NASTY, ROWS, federated_run, round_fields
 from tests.show.made_runs import add, made_run
 
 pytestmark = pytest.mark.browser

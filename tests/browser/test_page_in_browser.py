@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shoestring.runs.folder import Folder, Lock
-from shoestring.runs.report import report_of
+from shoestring.runs.reports.report import report_of
 from shoestring.show.page import page as report
 from shoestring.show.watch.follow import Watch
 from shoestring.show.watch.server import WatchServer

@@ -154,7 +154,7 @@ from functools import partialmethod
 from itertools import count
 from shoestring.commands.main import run
 from shoestring.compression.distillation import heal
-from shoestring.runs.saver import Saver
+from shoestring.runs.checkpoints.saver import Saver
 
 finish, looks, saves = Saver.finish, count(), count(1)
 

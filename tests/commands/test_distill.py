@@ -16,12 +16,12 @@ from shoestring.commands import main
 from shoestring.compression.distillation import job as distillation
 from shoestring.compression.distillation.options import DistillOptions
 from shoestring.compression.distillation.sources import parse_teacher, pin_teacher, teacher_opener, teacher_weights_file
-from shoestring.core.arguments import arguments_of
+from shoestring.core.command_line.arguments import arguments_of
 from shoestring.core.errors import Crashed, Mistake
 from shoestring.jobfile import flags_of, load_job
 from shoestring.processes.launch import run_worker
-from shoestring.runs.checkpoints import list_checkpoints
-from shoestring.runs.event import Begun, Event, Stepped
+from shoestring.runs.checkpoints.checkpoints import list_checkpoints
+from shoestring.runs.events.event import Begun, Event, Stepped
 from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.request import request_for
 from tests.compression.distillation.toys import NET, batches
@@ -99,7 +99,7 @@ def test_killed_and_gone_on_a_student_has_the_same_bits(
 
 
 def test_a_student_of_a_teachers_layers_begins_as_them(place: Path, big: Path) -> None:
-    from shoestring.runs.initial_weights import fresh_model
+    from shoestring.runs.weights.initial_weights import fresh_model
 
     written = pin_teacher(f"{place / 'net.py'}@{big}")
     job = load_job(FILE, {"student": str(place / "net.py"), "teacher": shlex.join([written]), "layers": "every=2"})

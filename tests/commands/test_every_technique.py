@@ -21,33 +21,33 @@ import torch
 
 from shoestring.core.exactness import Exactness
 from shoestring.core.technique import in_order, text
-from shoestring.runs.digest import weights_sha256
-from shoestring.runs.export import checkpoint_of, low_rank
+from shoestring.runs.checkpoints.digest import weights_sha256
 from shoestring.runs.folder import Folder, holder
-from shoestring.runs.tensors import TensorFile
+from shoestring.runs.reports.export import checkpoint_of, low_rank
+from shoestring.runs.weights.tensors import TensorFile
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.conflicts import conflict
-from shoestring.training.data_parallel.asynchronous import Asynchronous
-from shoestring.training.data_parallel.compress_gradients import KINDS, CompressGradients
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.gradient_compression.compress_gradients import KINDS, CompressGradients
 from shoestring.training.data_parallel.local_steps import LocalSteps
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.parameter_server.asynchronous import Asynchronous
+from shoestring.training.data_parallel.parameter_server.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.group_technique import GroupTechnique, uniting
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.adapters import trained_state
+from shoestring.training.memory.adapters.adapters import trained_state
+from shoestring.training.memory.adapters.low_rank import LowRank
 from shoestring.training.memory.allocator import Allocator, available_kinds
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.memory.ema import EMA
-from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.memory.low_rank import LowRank
-from shoestring.training.memory.offload_activations import OffloadActivations
-from shoestring.training.memory.offload_model import OffloadModel
-from shoestring.training.memory.offload_optimizer import OffloadOptimizer
+from shoestring.training.memory.offload.offload_activations import OffloadActivations
+from shoestring.training.memory.offload.offload_model import OffloadModel
+from shoestring.training.memory.offload.offload_optimizer import OffloadOptimizer
+from shoestring.training.memory.optimizers.ema import EMA
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
+from shoestring.training.memory.optimizers.step_in_backward import StepInBackward
 from shoestring.training.memory.precision import Precision
-from shoestring.training.memory.step_in_backward import StepInBackward
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
 from shoestring.training.pipeline.pipeline import Pipeline
-from shoestring.training.plan import training_plan
+from shoestring.training.planning.plan import training_plan
 from shoestring.training.sequence.sequence_pipeline import SequencePipeline
 from shoestring.training.sparse.l0 import L0
 from shoestring.training.sparse.magnitude_prune import MagnitudePrune

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from shoestring.commands.main import run
-from shoestring.runs.event_log import NAME
+from shoestring.runs.events.event_log import NAME
 from shoestring.runs.folder import holder
 from shoestring.show.watch.follow import Watch
 from tests.waiting import HUNG, PASS_GATE, Gates, until
@@ -31,7 +31,7 @@ JOB = (
 import torch
 from torch import nn
 from shoestring import Job
-from shoestring.core.clients import Numbered
+from shoestring.core.clients.clients import Numbered
 
 def batches(hold):
     for number in range(12):

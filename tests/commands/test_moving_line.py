@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from shoestring.core.command import Call
+from shoestring.core.command_line.command import Call
 from shoestring.processes import streams
-from shoestring.runs.event import Begun, Stepped, Validated, Warned
-from shoestring.runs.event_log import Events
+from shoestring.runs.events.event import Begun, Stepped, Validated, Warned
+from shoestring.runs.events.event_log import Events
+from shoestring.runs.events.history import History
 from shoestring.runs.folder import Folder
-from shoestring.runs.history import History
-from shoestring.runs.report import report_of
+from shoestring.runs.reports.report import report_of
 from shoestring.show.moving_line import MovingLine
 from shoestring.show.page.words import seconds_left
 from shoestring.show.terminal import Screen

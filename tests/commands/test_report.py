@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from shoestring.core.staging import RankFigures
-from shoestring.runs.report import Report
+from shoestring.core.workers.staging import RankFigures
+from shoestring.runs.reports.report import Report
 from shoestring.show.run_end import show
 from shoestring.training.execution.final_report import by_worker
 from shoestring.training.execution.tasks import TrainResult
-from shoestring.training.plan import TrainingDetails, training_plan
+from shoestring.training.planning.plan import TrainingDetails, training_plan
 
 WORKERS = ({"peak_bytes": 90, "steps": 5, "sent": 50}, {"peak_bytes": 100, "steps": 5, "sent": 55})
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from shoestring.core.command import Call
+from shoestring.core.command_line.command import Call
 from shoestring.core.job import Job
-from shoestring.runs.event import Begun, Stepped
+from shoestring.runs.events.event import Begun, Stepped
 from shoestring.runs.folder import Folder
 from shoestring.runs.request import Request
 from shoestring.runs.resume import OpenedRun

@@ -1,4 +1,4 @@
-"""Six small models of different kinds, each with a job."""
+"""Six small models of different kinds, each with a job. `times`: how much wider than usual."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ def words(generator: torch.Generator) -> dict[str, Tensor]:
 class Skipping(nn.Module):
     """A conv net with skips, batch norms and a depthwise convolution."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: int = 1) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.work = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.ReLU(), nn.Conv2d(8, 8, 1))
-        self.head = nn.Linear(8, 4)
+        wide = 8 * times
+        self.stem = nn.Conv2d(3, wide, 3, padding=1)
+        self.norm = nn.BatchNorm2d(wide)
+        self.work = nn.Sequential(nn.Conv2d(wide, wide, 3, padding=1, groups=wide), nn.ReLU(), nn.Conv2d(wide, wide, 1))
+        self.head = nn.Linear(wide, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.norm(self.stem(x)))
@@ -47,11 +48,12 @@ class Skipping(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, times: int = 1) -> None:
         super().__init__()
-        self.table = nn.Embedding(40, 16)
-        self.lstm = nn.LSTM(16, 16, 2, batch_first=True)
-        self.head = nn.Linear(16, 4)
+        wide = 16 * times
+        self.table = nn.Embedding(40, wide)
+        self.lstm = nn.LSTM(wide, wide, 2, batch_first=True)
+        self.head = nn.Linear(wide, 4)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.head(self.lstm(self.table(input_ids))[0][:, -1])
@@ -60,48 +62,50 @@ class Recurrent(nn.Module):
 class Tied(nn.Module):
     """An embedding that is also the last layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: int = 1) -> None:
         super().__init__()
-        self.table = nn.Embedding(40, 16)
-        self.work = nn.Linear(16, 16)
-        self.head = nn.Linear(16, 40, bias=False)
+        wide = 16 * times
+        self.table = nn.Embedding(40, wide)
+        self.work = nn.Linear(wide, wide)
+        self.head = nn.Linear(wide, 40, bias=False)
         self.head.weight = self.table.weight
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.head(torch.tanh(self.work(self.table(input_ids))))
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 4))
+def mlp(times: int = 1) -> nn.Module:
+    wide = 32 * times
+    return nn.Sequential(nn.Linear(16, wide), nn.ReLU(), nn.Linear(wide, wide), nn.GELU(), nn.Linear(wide, 4))
 
 
-def bert() -> nn.Module:
+def bert(times: int = 1) -> nn.Module:
     from transformers import BertConfig, BertModel
 
     return BertModel(
         BertConfig(
             vocab_size=40,
-            hidden_size=16,
+            hidden_size=16 * times,
             num_hidden_layers=2,
             num_attention_heads=2,
-            intermediate_size=32,
+            intermediate_size=32 * times,
             max_position_embeddings=16,
         ),
         add_pooling_layer=False,
     )
 
 
-def llama() -> nn.Module:
+def llama(times: int = 1) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=40,
-            hidden_size=16,
+            hidden_size=16 * times,
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
-            intermediate_size=32,
+            intermediate_size=32 * times,
             max_position_embeddings=16,
             use_cache=False,
         )
@@ -119,7 +123,7 @@ def loss(output: Tensor, batch: Any) -> Tensor:
     return output.square().mean()
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], Any]]] = {
+MODELS: dict[str, tuple[Callable[..., nn.Module], Callable[[torch.Generator], Any]]] = {
     "mlp": (mlp, vectors(16)),
     "cnn with skips": (Skipping, images),
     "lstm": (Recurrent, words),
@@ -129,13 +133,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], Any
 }
 
 
-def job_of(name: str) -> Job:
+def job_of(name: str, times: int = 1) -> Job:
     """The job of a model; it is made with the same weights every time."""
     make, batch = MODELS[name]
 
     def model() -> nn.Module:
         torch.manual_seed(0)
-        return make()
+        return make(times)
 
     return Job(
         model=model,

@@ -14,7 +14,7 @@ import shoestring
 from shoestring import Job
 from shoestring.compression.calibration.fidelity import OutputMeasure, collect_outputs, fidelity
 from shoestring.compression.formats.packed_modules import formats_of
-from shoestring.compression.source import samples_of
+from shoestring.compression.loading.source import samples_of
 from shoestring.core.errors import Mistake, OverBudget
 from tests.compression.models import batches, called, loss, vectors, words
 
@@ -204,15 +204,13 @@ def test_a_matrix_without_rows_stops_no_technique(use: str | None, tmp_path: Pat
     assert [one["bytes"] for one in small.report["layers"] if one["name"] == "rows"] == [0]
 
 
-def test_a_technique_that_saves_no_bytes_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("use", ["Prune(neurons=0.5)", "Factorize(share=0.9)"])
+def test_a_structure_that_saves_no_bytes_is_refused_with_the_bytes(use: str, tmp_path: Path) -> None:
     job = job_for(lambda: nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)), vectors(16))
-    pruned, half = (
-        shoestring.compress(job, tmp_path / use[:4], use=[use], samples=32).report
-        for use in ("Prune(neurons=0.5)", "Half()")
-    )
-    assert pruned["size_bytes"]["measured"] > pruned["plain"]["size_bytes"]
-    assert any("makes the folder no smaller" in one for one in pruned["notes"])
-    assert not any("makes the folder no smaller" in one for one in half["notes"])
+    plain = shoestring.compress(job, tmp_path / "half", use=["Half()"], samples=32).report["plain"]["size_bytes"]
+    with pytest.raises(Mistake, match=rf"no smaller: [\d,]+ bytes, where the model as it is takes {plain:,}"):
+        shoestring.compress(job, tmp_path / "small", use=[use, "Quantize(bits=4)"], samples=32)
+    assert not (tmp_path / "small").exists()
 
 
 def eight_bit_floats() -> nn.Module:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Job
+from shoestring.compression.begin import begin_session
 from shoestring.compression.calibration.hidden_states import (
     HiddenStatePair,
     block_pairs,
@@ -18,9 +19,9 @@ from shoestring.compression.calibration.hidden_states import (
 from shoestring.compression.distillation import heal
 from shoestring.compression.distillation.losses import parse_objective
 from shoestring.compression.healing import heal_session
+from shoestring.compression.loading.source import ModelSource, prepare_model
 from shoestring.compression.pruning.prune_edits import Drop, apply_prune_edits, prune_edits_to_json
-from shoestring.compression.session import CompressOptions, begin_session
-from shoestring.compression.source import ModelSource, prepare_model
+from shoestring.compression.session import CompressOptions
 from shoestring.core.budget import Budget
 from tests.compression.models import batches, called, loss, vectors
 
@@ -87,7 +88,7 @@ def test_an_objective_can_be_read_whatever_the_states_are(variance: float) -> No
 
 def test_a_model_of_half_its_layers_heals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heal, "steps_in", lambda job, seconds, clock: STEPS)
-    source = ModelSource(JOB, prepare_model(deep()), {"job": None, "edits": [], "decoded": False}, (), "deep")
+    source = ModelSource(JOB, prepare_model(deep()), {"job": None, "edits": [], "decoded": 0}, (), "deep")
     session = begin_session(source, CompressOptions(Budget(), use=("Prune(layers=0.5)",), unseen=64))
     found = heal_session(session, "3s", tmp_path / "healing").healed
     assert 1 - found.after < 0.5 * (1 - found.before)

@@ -15,10 +15,10 @@ from shoestring.compression.calibration.calibration import same
 from shoestring.compression.calibration.model_outputs import named_tensors
 from shoestring.compression.catalogue import CATALOGUE, clash
 from shoestring.compression.formats.packed_folder import PackedModel
+from shoestring.compression.loading.source import CalibrationSamples, ModelSource, prepare_model, samples_of
 from shoestring.compression.onnx.export import export_onnx
 from shoestring.compression.room import compressed_model, plain_cost, plan_compression
 from shoestring.compression.session import CompressOptions, CompressSession, loaded_model
-from shoestring.compression.source import CalibrationSamples, ModelSource, prepare_model, samples_of
 from shoestring.compression.technique import CompressTechnique, ModelCost
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
@@ -64,6 +64,8 @@ NOTHING = (
     r"can't be used for this job: (the model has no|no layer can be factorized|it can store no weight|no chain of like blocks|"
     r"the job's forward makes)"
 )
+STRUCTURES = ("Prune", "Factorize")
+WIDER = 8  # models of which they make smaller folders
 ALL = [one for some in SETTINGS.values() for one in some]
 FIRST = [some[0] for some in SETTINGS.values()]
 
@@ -74,16 +76,16 @@ def costs_of_exits_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def studied(name: str) -> tuple[ModelSource, CalibrationSamples, ModelCost]:
-    job = job_of(name)
-    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": False}, (), name)
+def studied(name: str, times: int = 1) -> tuple[ModelSource, CalibrationSamples, ModelCost]:
+    job = job_of(name, times)
+    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": 0}, (), name)
     given = samples_of(job, 64)
     return source, given, plain_cost(source, given, Budget(), "cosine")
 
 
 def tried(name: str, use: tuple[str, ...], folder: Path) -> None:
     """Compress, write, load, compare; a refusal says why."""
-    source, given, cost = studied(name)
+    source, given, cost = studied(name, WIDER if any(one.startswith(STRUCTURES) for one in use) else 1)
     before = {key: value.clone() for key, value in source.model.state_dict().items()}
     if any(name in LACKING.get(one, ()) for one in use):
         with pytest.raises(Mistake, match=NOTHING):
@@ -92,11 +94,7 @@ def tried(name: str, use: tuple[str, ...], folder: Path) -> None:
     try:
         outcome = plan_compression(cost, source.model, given.checked, use)
     except Mistake as error:  # what is left after a cut may be too small for the other one
-        assert (
-            len(use) > 1
-            and any(one.startswith(("Prune", "Factorize")) for one in use)
-            and re.search(NOTHING, str(error))
-        ), use
+        assert len(use) > 1 and any(one.startswith(STRUCTURES) for one in use) and re.search(NOTHING, str(error)), use
         return
     session = CompressSession(source, CompressOptions(Budget(), use=use), given, outcome, cost.clock.plain)
     measured = session.write_and_measure(folder)

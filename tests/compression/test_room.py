@@ -12,9 +12,10 @@ from torch import nn
 
 import shoestring
 from shoestring import Job
+from shoestring.compression.begin import begin_session
 from shoestring.compression.library import source_of
 from shoestring.compression.room import CompressPlan
-from shoestring.compression.session import CompressOptions, begin_session
+from shoestring.compression.session import CompressOptions
 from shoestring.core.budget import Budget
 from shoestring.core.errors import OverBudget
 from shoestring.planning.plan import Plan

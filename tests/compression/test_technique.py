@@ -12,8 +12,9 @@ from shoestring.compression.catalogue import CATALOGUE
 from shoestring.compression.room import plan_compression
 from shoestring.compression.technique import ModelCost
 from shoestring.compression.techniques.restructure import DeriveModel
+from shoestring.core.budget import Budget
 from shoestring.core.technique import parse_technique
-from tests.compression.test_matrix import SETTINGS, studied
+from tests.compression.test_matrix import SETTINGS, WIDER, studied
 
 REMEMBERED = {"ways", "damages", "derived"}  # of a calibration: what was asked of it is kept
 
@@ -45,7 +46,7 @@ def test_cost_leaves_what_it_was_given_alone(written: str, forced: bool) -> None
 
 @pytest.mark.parametrize("written", ["Prune(layers=0.5)", "Factorize(share=0.6)", "Sparsify()"])
 def test_another_model_is_made_once(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    technique, cost = parse_technique(written, CATALOGUE), studied("llama")[2]
+    technique, cost = parse_technique(written, CATALOGUE), studied("llama", WIDER)[2]
     assert isinstance(technique, DeriveModel) and not technique.refusal(cost)
     monkeypatch.setattr(type(technique), "derive", lambda self, study: pytest.fail("made again"))
     assert technique.cost(cost).study is technique.cost(cost).study is not cost.study
@@ -68,3 +69,18 @@ def test_an_allocation_is_one_of_the_options_it_was_chosen_from() -> None:
         assert any(one.what is taken.what and one.damages == taken.damages for one in chosen.options[name])
         if taken.damage and (name, taken.what.label) in chosen.study.damages:
             assert taken.damages == chosen.study.damages[name, taken.what.label], "its damage was measured"
+
+
+def test_a_predicted_latency_is_never_negative() -> None:
+    cost = studied("mlp")[2]
+    assert 0 < cost.seconds(-1e3)["median_seconds"] < cost.clock.median
+
+
+@pytest.mark.parametrize("budget", [Budget(), Budget(latency=1.0)])
+def test_formats_that_no_plan_takes_are_only_timed_for_a_limit_on_latency(budget: Budget) -> None:
+    cost = replace(studied("tied embeddings")[2], wanted=budget)
+    cost.clock.known.clear()
+    offered = parse_technique("Codebook(bits=4)", CATALOGUE).cost(parse_technique("Quantize()", CATALOGUE).cost(cost))
+    assert offered.known_figures["median_seconds"] > 0 and any("latency_ms" in one for one in offered.frontier())
+    formats = {(one.what.stored.kind, str(one.what.stored.settings)) for one in offered.allocation.values()}
+    assert len(cost.clock.known) > len(formats) if budget.latency else len(cost.clock.known) <= len(formats)

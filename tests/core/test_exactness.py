@@ -15,26 +15,26 @@ import torch
 
 import shoestring
 from shoestring.commands.main import run
+from shoestring.core.costs.hardware import Hardware
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness
-from shoestring.core.hardware import Hardware
-from shoestring.core.ledger import Ledger
 from shoestring.planning.plan import Outcome
-from shoestring.runs.plan_summary import PlanSummary, read_summary
-from shoestring.runs.report import Report
+from shoestring.runs.reports.plan_summary import PlanSummary, read_summary
+from shoestring.runs.reports.report import Report
 from shoestring.runs.request import Request, differences
 from shoestring.runs.resume import planning_options
-from shoestring.show.page.telling import plan as plan_section
+from shoestring.show.page.sections.telling import plan as plan_section
 from shoestring.training import library as api
 from shoestring.training.commands.verify import show
 from shoestring.training.execution.tasks import TrainResult
 from shoestring.training.execution.verification import TrainedWeights, verdict
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.allocator import Allocator
-from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.outcome_text import training_outcome_text
-from shoestring.training.plan import load_plan, training_plan
-from shoestring.training.planner import Planner
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
+from shoestring.training.planning.plan import load_plan, training_plan
+from shoestring.training.planning.planner import Planner
+from shoestring.training.report.outcome_text import training_outcome_text
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.models import Chain, job, rows
 from tests.waiting import HUNG

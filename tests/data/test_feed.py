@@ -19,10 +19,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from shoestring import Job
-from shoestring.core import random_state
 from shoestring.core.errors import Mistake
-from shoestring.core.link import Link
-from shoestring.core.mesh import on_one_axis
+from shoestring.core.running import random_state
+from shoestring.core.workers.link import Link
+from shoestring.core.workers.mesh import on_one_axis
 from shoestring.data.feed import Feed
 from tests.waiting import HUNG, until_gone
 

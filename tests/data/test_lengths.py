@@ -13,15 +13,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from shoestring.core import random_state
-from shoestring.core.hardware import Hardware
+from shoestring.core.costs.hardware import Hardware
 from shoestring.core.job import Job
+from shoestring.core.running import random_state
 from shoestring.core.units import bytes_text
 from shoestring.data import lengths
 from shoestring.data.lengths import BatchSize, batches_at, look, planned_batches, shared_data, size_of
 from shoestring.measure.timeline import peak
 from shoestring.processes.launch import run_worker
-from shoestring.runs.event import Warned
+from shoestring.runs.events.event import Warned
 from shoestring.training import library as api
 from shoestring.training.evidence.rehearse import rehearse
 from shoestring.training.evidence.tasks import specs_of
@@ -31,10 +31,10 @@ from shoestring.training.execution.recorder import RecordingSettings
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.execution.verification import worker_environment
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.memory.step_in_backward import StepInBackward
-from shoestring.training.planner import Planner
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
+from shoestring.training.memory.optimizers.step_in_backward import StepInBackward
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
+from shoestring.training.planning.planner import Planner
 from tests.training.planning import varying
 
 FILE = Path(varying.__file__)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from shoestring import Job
-from shoestring.core.clients import Numbered
+from shoestring.core.clients.clients import Numbered
 from shoestring.core.errors import Mistake
 from shoestring.data.clients import clients_of
 from shoestring.data.columns import classes_of, column_of

@@ -12,8 +12,8 @@ from torch.utils.data import TensorDataset
 from shoestring import Job
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Sampler
-from shoestring.core.link import Link
-from shoestring.core.mesh import imagined_mesh, on_one_axis
+from shoestring.core.workers.link import Link
+from shoestring.core.workers.mesh import imagined_mesh, on_one_axis
 from shoestring.data.feed import Feed
 from shoestring.data.samplers import Poisson, Shuffled, Subset
 

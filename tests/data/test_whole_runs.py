@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import shoestring
-from shoestring.runs import event
-from shoestring.runs.report import report_of
+from shoestring.runs.events import event
+from shoestring.runs.reports.report import report_of
 from shoestring.training.progress import DATA_ENDED
 
 pytestmark = pytest.mark.usefixtures("warm_workers")

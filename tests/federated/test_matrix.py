@@ -16,8 +16,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.technique import drift, in_order, parse_technique
 from shoestring.federated.catalogue import CATALOGUE, clash, incomplete_reason
-from shoestring.federated.play import RoundResult, play
-from shoestring.federated.prepare import Prepared, parts_of, plain_cost
+from shoestring.federated.planning.prepare import Prepared, parts_of, plain_cost
+from shoestring.federated.playing.play import RoundResult, play
 from shoestring.federated.room import FederatedRoom
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.planning.choose import requested_candidate

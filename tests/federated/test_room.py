@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from shoestring.core.budget import Budget
+from shoestring.core.clients.local import Local
 from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job
-from shoestring.core.local import Local
 from shoestring.core.technique import in_order, parse_technique
 from shoestring.federated.catalogue import CATALOGUE
-from shoestring.federated.evidence import UpdateEvidence, mean_square
 from shoestring.federated.options import FederateOptions
-from shoestring.federated.play import play
-from shoestring.federated.prepare import Prepared, parts_of, plain_cost, prepare_federation
+from shoestring.federated.planning.evidence import UpdateEvidence, mean_square
+from shoestring.federated.planning.prepare import Prepared, parts_of, plain_cost, prepare_federation
+from shoestring.federated.playing.play import play
 from shoestring.federated.room import FederatedRoom, plan_federation
 from shoestring.federated.technique import RoundCost
 from shoestring.federated.techniques.send.quantize import QuantizeUpdates

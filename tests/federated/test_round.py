@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.layout import layout_of
+from shoestring.federated.model.layout import layout_of
 from shoestring.federated.options import FederateOptions
-from shoestring.federated.plain import mean
-from shoestring.federated.play import play, update_problems
-from shoestring.federated.prepare import prepare_federation
+from shoestring.federated.planning.prepare import prepare_federation
+from shoestring.federated.playing.plain import mean
+from shoestring.federated.playing.play import play, update_problems
+from shoestring.federated.playing.round_events import round_warnings
+from shoestring.federated.playing.seeds import generator_of, seed_of
 from shoestring.federated.round import ServerState, Updates
-from shoestring.federated.round_events import round_warnings
-from shoestring.federated.seeds import generator_of, seed_of
 from tests.federated.toys import records, toy, toy_job
 
 

@@ -13,14 +13,14 @@ import torch
 from torch.utils.data import TensorDataset
 
 import shoestring
-from shoestring.core.local import Local
+from shoestring.core.clients.local import Local
 from shoestring.federated.events import RoundFinished
-from shoestring.federated.play import play
+from shoestring.federated.playing.play import play
 from shoestring.federated.techniques.advance.momentum import FedAvgM
 from shoestring.federated.techniques.behaviour.malicious import Malicious
-from shoestring.runs.event import Event, Validated, Warned
-from shoestring.runs.report import report_of
-from shoestring.runs.report_json import report_json
+from shoestring.runs.events.event import Event, Validated, Warned
+from shoestring.runs.reports.report import report_of
+from shoestring.runs.reports.report_json import report_json
 from tests.federated.test_session import JOB
 from tests.federated.toys import records, toy, toy_job
 

@@ -27,10 +27,10 @@ from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.private.release import COPIED, NORM_OF_DEVICES, NOT_OURS, SHOWN_EXACTLY
 from shoestring.privacy.account import epsilon_of, epsilon_spent
 from shoestring.privacy.ledger import NAME, PrivacyLedger
-from shoestring.runs.checkpoints import draft, newest_good, publish
-from shoestring.runs.event import Event, Saved, Stepped, Warned
+from shoestring.runs.checkpoints.checkpoints import draft, newest_good, publish
+from shoestring.runs.events.event import Event, Saved, Stepped, Warned
 from shoestring.runs.folder import Folder
-from shoestring.runs.report import report_of
+from shoestring.runs.reports.report import report_of
 from shoestring.show.page import page
 from tests.federated import toys
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoestring.core.clients.local import Local
 from shoestring.core.job import Job
-from shoestring.core.local import Local
 from shoestring.federated.options import FederateOptions
-from shoestring.federated.prepare import Prepared, prepare_federation
+from shoestring.federated.planning.prepare import Prepared, prepare_federation
 from shoestring.federated.simulation.cohort import MethodChoice
 
 WIDTH, CLASSES = 6, 3

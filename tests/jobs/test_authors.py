@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 import shoestring
 from shoestring import Dirichlet, Job, Local, Mistake
 from shoestring.data.clients import clients_of
-from shoestring.federated.records import records_of
+from shoestring.federated.devices.records import records_of
 from shoestring.jobfile import job_path, load_job
 
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoestring.core.hardware import Hardware, for_group
-from shoestring.core.seal import seal
+from shoestring.core.costs.hardware import Hardware, for_group
+from shoestring.core.files.seal import seal
 from shoestring.measure import instructions, probe
 from shoestring.measure.cache import cache_folder, key_of, new_secret, read_cached, read_secret, value_of, write_cached
 from shoestring.measure.tracker import Log, Moment, StorageEvent

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoestring.core.seal import seal
+from shoestring.core.files.seal import seal
 from shoestring.measure import cache
 from shoestring.measure.cache import KEY, cache_folder, read_cached, write_cached
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Job
-from shoestring.core import random_state
+from shoestring.core.running import random_state
 from shoestring.jobfile import load_job
 from shoestring.measure.holdings import tensors_in
 from shoestring.measure.timeline import peak
@@ -25,7 +25,7 @@ from shoestring.training.evidence.rehearse import rehearse, track
 from shoestring.training.execution import training
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
 from tests.allocator import account
 from tests.models import seeded
 

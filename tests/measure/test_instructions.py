@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 import shoestring
+from shoestring.core.costs.hardware import Hardware
 from shoestring.core.errors import Mistake
-from shoestring.core.hardware import Hardware
 from shoestring.measure import instructions, probe
 from shoestring.measure.instructions import (
     CAPS,
@@ -32,7 +32,7 @@ from shoestring.measure.instructions import (
 from shoestring.training.evidence.rehearse import rehearse
 from shoestring.training.execution.verification import worker_environment
 from shoestring.training.memory.precision import Precision
-from shoestring.training.planner import Planner
+from shoestring.training.planning.planner import Planner
 from tests.models import job, seeded
 
 DIES = "the process died with SIGILL"

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from shoestring.core.hardware import Hardware
+from shoestring.core.costs.hardware import Hardware
 from shoestring.measure import probe
 from shoestring.measure.cache import read_cached, write_cached
 from shoestring.measure.probe import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoestring.core.hardware import Hardware
+from shoestring.core.costs.hardware import Hardware
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Log, Moment, StorageEvent, Tracker
 from shoestring.training.evidence.rehearse import rehearse

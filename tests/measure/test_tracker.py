@@ -12,10 +12,10 @@ from shoestring import Job
 from shoestring.measure.tracker import Log, Tracker
 from shoestring.training.evidence.rehearse import track
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.memory.offload_activations import OffloadActivations
-from shoestring.training.memory.step_in_backward import StepInBackward
+from shoestring.training.memory.offload.offload_activations import OffloadActivations
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
+from shoestring.training.memory.optimizers.step_in_backward import StepInBackward
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.allocator import Account, account
 from tests.awkward import AWKWARD

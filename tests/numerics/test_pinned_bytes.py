@@ -22,9 +22,9 @@ from shoestring.federated.techniques.send.quantize import QuantizeUpdates
 from shoestring.federated.techniques.send.quantize_down import QuantizeDown
 from shoestring.federated.techniques.send.sketch import Sketch
 from shoestring.federated.techniques.send.top_k import TopK
-from shoestring.training.data_parallel.error_feedback import ErrorFeedback
-from shoestring.training.data_parallel.gradient_codecs import CODECS, Codec, Int8Codec, TopKCodec
-from shoestring.training.memory import eight_bits
+from shoestring.training.data_parallel.gradient_compression.error_feedback import ErrorFeedback
+from shoestring.training.data_parallel.gradient_compression.gradient_codecs import CODECS, Codec, Int8Codec, TopKCodec
+from shoestring.training.memory.optimizers import eight_bits
 from tests.federated.techniques.send.made_up import MadeUp
 
 POWERS = torch.tensor([2.0**power for power in range(-12, 3)])

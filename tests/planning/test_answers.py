@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from shoestring.core.codec import to_json
+from shoestring.core.costs.hardware import Hardware
 from shoestring.core.errors import OverBudget
-from shoestring.core.hardware import Hardware
+from shoestring.core.files.codec import to_json
 from shoestring.jobfile import load_job
 from shoestring.measure.tracker import Log, StorageEvent
 from shoestring.planning import answers as kept_evidence
@@ -23,7 +23,7 @@ from shoestring.training import library as api
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.execution import job_planning
 from shoestring.training.execution.job_key import about_job
-from shoestring.training.outcome_text import training_outcome_text
+from shoestring.training.report.outcome_text import training_outcome_text
 
 pytestmark = pytest.mark.usefixtures("warm_workers", "home")
 

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from shoestring.core.codec import Unreadable
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
+from shoestring.core.files.codec import Unreadable
 from shoestring.core.technique import Technique, technique_from
 from shoestring.planning.plan import LARGEST, WORDS, Outcome, Plan, read_plan
 

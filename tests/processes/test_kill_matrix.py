@@ -26,7 +26,7 @@ from collections import Counter
 import torch
 from torch import nn
 from shoestring import Job
-from shoestring.training.data_parallel.sharding import ShardedTensor
+from shoestring.training.data_parallel.sharding.sharding import ShardedTensor
 
 class Net(nn.Module):
     def __init__(self, at):

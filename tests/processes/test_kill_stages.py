@@ -15,11 +15,11 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.technique import technique_json
 from shoestring.processes.group.launch import run_group
 from shoestring.processes.nodes import Team
-from shoestring.runs.event import Event
-from shoestring.training.data_parallel.compress_gradients import CompressGradients
+from shoestring.runs.events.event import Event
 from shoestring.training.data_parallel.data_parallel import DataParallel
+from shoestring.training.data_parallel.gradient_compression.compress_gradients import CompressGradients
 from shoestring.training.pipeline.pipeline import Pipeline
-from shoestring.training.plan import training_plan
+from shoestring.training.planning.plan import training_plan
 from tests.commands.test_main import answer
 from tests.processes import test_kill_matrix as matrix
 from tests.processes.group.test_launch import LifeClock, suspended_at
@@ -72,8 +72,8 @@ before, rest = matrix.JOB.split("class Net(nn.Module):")
 JOB = (
     (before + NET + "\ndef watched" + rest.partition("def watched")[2])
     .replace(
-        "shoestring.training.data_parallel.sharding import ShardedTensor",
-        "shoestring.training.pipeline.stage_state import StagedTensor",
+        "shoestring.training.data_parallel.sharding.sharding import ShardedTensor",
+        "shoestring.training.pipeline.stages.stage_state import StagedTensor",
     )
     .replace("ShardedTensor", "StagedTensor")
     .replace("torch.randn(12, 32)", "torch.randn(32, 32)")

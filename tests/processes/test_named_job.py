@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoestring.core.regular import file_sha256
+from shoestring.core.files.regular import file_sha256
 from shoestring.processes.named_job import Claim, named_job
 
 JOB = """

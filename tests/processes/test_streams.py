@@ -79,6 +79,12 @@ def test_a_full_output_is_told_as_what_it_is(place: Path) -> None:
     assert "--run" not in done.stderr and shell(place, f"$S {TRAIN} 2> /dev/full").returncode == 0
 
 
+@pytest.mark.parametrize("words", ["--help", "train --help", "--version"])
+def test_help_that_can_not_be_written_is_told_too(words: str, place: Path) -> None:
+    done = shell(place, f"$S {words} > /dev/full")
+    assert done.returncode == 1 and done.stderr.endswith("and what should be there is lost\n"), done.stderr
+
+
 @pytest.mark.parametrize("line", ["$S {} | head -1", "$S {} 2>&1 | head -1", "$S {} --json | true"])
 def test_a_training_goes_on_when_nobody_reads_on(line: str, place: Path) -> None:
     done = shell(place, line.format(TRAIN))

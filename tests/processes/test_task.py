@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from shoestring.core.codec import to_json
 from shoestring.core.errors import Crashed, Mistake
+from shoestring.core.files.codec import to_json
 from shoestring.core.rooms import installed_rooms
 from shoestring.processes.messages import Closing
 from shoestring.processes.task import GroupHistory, GroupSeat, read_task, task_text

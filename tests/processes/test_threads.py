@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from shoestring.core.command import Call
+from shoestring.core.command_line.command import Call
+from shoestring.core.costs.hardware import Hardware
 from shoestring.core.errors import Mistake
-from shoestring.core.hardware import Hardware
 from shoestring.processes.group.launch import group_environment, threads
 from shoestring.processes.group.rendezvous import Rendezvous
 from shoestring.processes.nodes import Nodes
@@ -21,7 +21,7 @@ from shoestring.runs.request import Request
 from shoestring.training.commands import run_plan
 from shoestring.training.execution import job_planning
 from shoestring.training.options import WorkerOptions
-from shoestring.training.plan import training_plan
+from shoestring.training.planning.plan import training_plan
 
 
 @pytest.mark.parametrize(("count", "devices", "each"), [(6, 2, "3"), (6, 4, "1"), (1, 3, "1"), (8, 1, "8")])

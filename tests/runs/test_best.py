@@ -18,14 +18,14 @@ from shoestring.jobfile import load_job
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import VALIDATE
 from shoestring.processes.launch import run_worker
-from shoestring.runs.checkpoints import BEST, damage, list_checkpoints
-from shoestring.runs.event import Begun, Event, Saved, Stepped, Validated, Warned
-from shoestring.runs.export import best_weights, export_steps, export_weights
+from shoestring.runs.checkpoints.checkpoints import BEST, damage, list_checkpoints
+from shoestring.runs.events.event import Begun, Event, Saved, Stepped, Validated, Warned
+from shoestring.runs.events.history import metrics_of
 from shoestring.runs.folder import Folder
-from shoestring.runs.history import metrics_of
-from shoestring.runs.report import report_of
-from shoestring.runs.report_json import best_json
-from shoestring.runs.tensors import TensorFile
+from shoestring.runs.reports.export import best_weights, export_steps, export_weights
+from shoestring.runs.reports.report import report_of
+from shoestring.runs.reports.report_json import best_json
+from shoestring.runs.weights.tensors import TensorFile
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.evidence.rehearse import rehearse
 from shoestring.training.execution.tasks import TrainTask

@@ -13,12 +13,13 @@ from torch import nn
 import shoestring
 from shoestring import Job, Mistake
 from shoestring.core.errors import OverBudget
-from shoestring.runs.cadence import Cadence
-from shoestring.runs.event import Adopted, Begun, Event, Failed, Planning, Stepped, Warned
-from shoestring.runs.event_log import note, read
+from shoestring.runs.checkpoints.cadence import Cadence
+from shoestring.runs.checkpoints.saver import Saver, Snapshot
+from shoestring.runs.events.event import Adopted, Begun, Event, Failed, Planning, Stepped, Warned
+from shoestring.runs.events.event_log import note, read
+from shoestring.runs.folder import Lock
 from shoestring.runs.request import Request
 from shoestring.runs.resume import OpenedRun, came_to_nothing, forget_attempt, open_run, without_a_step
-from shoestring.runs.saver import Saver, Snapshot
 
 
 def asked(path: Path, width: int, adopt: bool = False) -> OpenedRun:
@@ -60,6 +61,28 @@ def test_two_at_once_are_refused_before_the_first_step_too(tmp_path: Path) -> No
         asked(tmp_path, 16)
     assert held.folder.request() is not None
     held.lock.release()
+
+
+@pytest.mark.parametrize("written", ["modules.json", "modules.json.tmp-0123456789ab", "its.own"])
+def test_a_folder_in_which_another_process_is_beginning_is_called_that(written: str, tmp_path: Path) -> None:
+    """Before run.json is there, and not: no run of shoestring."""
+    (tmp_path / "run").mkdir()
+    lock = Lock(tmp_path / "run")
+    (tmp_path / "run" / written).touch()
+    with pytest.raises(Mistake, match=f"by process {os.getpid()}|process {os.getpid()} is beginning a run in"):
+        asked(tmp_path, 8)
+    lock.release()
+
+
+def test_what_a_killed_process_left_of_its_start_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    Lock(tmp_path / "run").release()
+    (tmp_path / "run" / "modules.json").touch()
+    asked(tmp_path, 8).lock.release()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "modules.json").touch()
+    with pytest.raises(Mistake, match="not a run of shoestring"):  # no lock: it is the user's own file
+        open_run(tmp_path / "other", Request(job="/my.py"), b"", False, False)
 
 
 @pytest.mark.parametrize("left", ["events.jsonl", "checkpoints/step-4", "privacy.jsonl"])

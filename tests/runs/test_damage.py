@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -18,17 +19,17 @@ import pytest
 
 from shoestring.commands.main import run as command
 from shoestring.core.errors import Mistake
-from shoestring.core.seal import Damaged, seal, unseal
+from shoestring.core.files.seal import Damaged, seal, unseal
 from shoestring.core.technique import technique_json
 from shoestring.planning.plan import Outcome
 from shoestring.processes.named_job import claim_of_run
-from shoestring.runs.checkpoints import RunCheckpoint, list_checkpoints, newest_good
-from shoestring.runs.event_log import NAME, Events, line_of, read
-from shoestring.runs.export import checkpoint_of, export_steps, export_weights
+from shoestring.runs.checkpoints.checkpoints import RunCheckpoint, list_checkpoints, newest_good
+from shoestring.runs.events.event_log import NAME, Events, line_of, read
+from shoestring.runs.events.history import History
 from shoestring.runs.folder import Folder, Unusable, holder
-from shoestring.runs.history import History
-from shoestring.runs.report import report_of
-from shoestring.runs.report_json import report_json
+from shoestring.runs.reports.export import checkpoint_of, export_steps, export_weights
+from shoestring.runs.reports.report import report_of
+from shoestring.runs.reports.report_json import report_json
 from shoestring.runs.request import request_for
 from shoestring.runs.resume import open_run
 from shoestring.runs.session import kept_plan, kept_report
@@ -38,9 +39,9 @@ from shoestring.training.commands.run_plan import following_plan
 from shoestring.training.execution import training
 from shoestring.training.execution.snapshot import PARTS
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.offload_model import OffloadModel
+from shoestring.training.memory.offload.offload_model import OffloadModel
 from shoestring.training.options import PlanOptions
-from shoestring.training.plan import load_plan, plan_in, training_plan
+from shoestring.training.planning.plan import load_plan, plan_in, training_plan
 from tests.records import records
 from tests.show.made_runs import append, made_run, step_fields
 from tests.tasks import train_task
@@ -119,7 +120,7 @@ class Trained:
         try:
             claim_of_run(Folder(self.path))
         except Unusable as error:
-            assert "run.json is damaged" in str(error)
+            assert re.search(r"(run|modules)\.json is damaged", str(error))
         kept_report(Folder(self.path), warned)
         return told
 

@@ -12,11 +12,11 @@ from shoestring.core.technique import technique_json
 from shoestring.processes.group.launch import run_group
 from shoestring.processes.launch import run_worker
 from shoestring.processes.nodes import Team
-from shoestring.runs.export import checkpoint_of, export_weights
 from shoestring.runs.folder import Folder
-from shoestring.runs.tensors import TensorFile
+from shoestring.runs.reports.export import checkpoint_of, export_weights
+from shoestring.runs.weights.tensors import TensorFile
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.tasks import train_task

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from shoestring.core.errors import Mistake
-from shoestring.core.files import draft_file, temporary_folder, write_whole
+from shoestring.core.files.files import draft_file, temporary_folder, write_whole
 from shoestring.runs.folder import Folder, Lock, holder
 from shoestring.runs.request import Request
 from shoestring.runs.resume import OpenedRun, open_run
@@ -145,7 +145,7 @@ def test_a_draft_that_is_being_written_is_not_cleared_and_one_that_was_left_is(t
     with draft_file(tmp_path / "plan.json") as draft:
         draft.write_text("mine")
         code = (
-            "import sys; from pathlib import Path; from shoestring.core.files import write_whole\n"
+            "import sys; from pathlib import Path; from shoestring.core.files.files import write_whole\n"
             "write_whole(Path(sys.argv[1]), b'theirs')"
         )
         other = subprocess.run([sys.executable, "-c", code, str(tmp_path / "plan.json")])
@@ -185,7 +185,7 @@ def test_temporary_folders_of_killed_processes_are_cleared_and_others_are_not(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(short_place))
     killed = (
-        "import os, signal, socket\nfrom shoestring.core.files import temporary_folder\nwith temporary_folder() as place:\n"
+        "import os, signal, socket\nfrom shoestring.core.files.files import temporary_folder\nwith temporary_folder() as place:\n"
         "    socket.socket(socket.AF_UNIX).bind(str(place / 'socket'))\n    os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert (

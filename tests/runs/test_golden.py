@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from shoestring.core.codec import from_json, to_json
-from shoestring.core.regular import read_regular
-from shoestring.core.seal import unseal
-from shoestring.runs.event_log import line_of, read, record_of
-from shoestring.runs.export import checkpoint_of, export_steps, export_weights
+from shoestring.core.files.codec import from_json, to_json
+from shoestring.core.files.regular import read_regular
+from shoestring.core.files.seal import unseal
+from shoestring.runs.events.event_log import line_of, read, record_of
 from shoestring.runs.folder import Folder
-from shoestring.runs.report import report_of
+from shoestring.runs.reports.export import checkpoint_of, export_steps, export_weights
+from shoestring.runs.reports.report import report_of
 from shoestring.runs.request import Request
 from shoestring.show.page import page
 from tests.golden import lost

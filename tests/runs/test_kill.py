@@ -19,8 +19,8 @@ import pytest
 from shoestring.core.errors import Crashed
 from shoestring.processes.launch import run_worker
 from shoestring.processes.task import task_text
-from shoestring.runs.checkpoints import newest_good
-from shoestring.runs.event import Begun, Event, Saved, Stepped, Warned
+from shoestring.runs.checkpoints.checkpoints import newest_good
+from shoestring.runs.events.event import Begun, Event, Saved, Stepped, Warned
 from shoestring.runs.folder import holder
 from shoestring.training.execution.tasks import TrainResult, TrainTask
 from tests.records import records, steps_in

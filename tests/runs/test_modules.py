@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from shoestring import Mistake
-from shoestring.core.blame import ROOT
+from shoestring.core.user_code.blame import ROOT
 from shoestring.jobfile import load_job, resolved_arguments
-from shoestring.runs.event import Stepped, Warned
-from shoestring.runs.event_log import note, read
+from shoestring.runs.events.event import Stepped, Warned
+from shoestring.runs.events.event_log import note, read
 from shoestring.runs.folder import Folder
 from shoestring.runs.modules import imported_modules, kept_modules, modules_on_path, note_modules
 from shoestring.runs.request import request_for

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from shoestring.runs.event import Stepped
-from shoestring.runs.event_log import Events
+from shoestring.runs.events.event import Stepped
+from shoestring.runs.events.event_log import Events
 from shoestring.runs.folder import holder
-from shoestring.runs.report import report_of
+from shoestring.runs.reports.report import report_of
 from tests.records import records, steps_in
 from tests.show.made_runs import append, made_run, step_fields
 from tests.waiting import HUNG, PASS_GATE, Gates, until

@@ -12,11 +12,11 @@ import pytest
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.planning.plan import Outcome, Plan, read_plan
-from shoestring.runs.cadence import Cadence, cadence_of
-from shoestring.runs.event import Adopted, Begun, Failed, Finished, Saved, Stopped, Warned
-from shoestring.runs.event_log import note, read
+from shoestring.runs.checkpoints.cadence import Cadence, cadence_of
+from shoestring.runs.events.event import Adopted, Begun, Failed, Finished, Saved, Stopped, Warned
+from shoestring.runs.events.event_log import note, read
 from shoestring.runs.folder import Unusable
-from shoestring.runs.report import Report
+from shoestring.runs.reports.report import Report
 from shoestring.runs.request import Request
 from shoestring.runs.resume import open_run
 from shoestring.runs.session import Execution, Session, kept_plan

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from shoestring.core.errors import Mistake
-from shoestring.runs import checkpoints
-from shoestring.runs.checkpoints import FILES, damage, draft, publish
-from shoestring.runs.event import Warned
-from shoestring.runs.event_log import NAME, note
+from shoestring.runs.checkpoints import checkpoints
+from shoestring.runs.checkpoints.checkpoints import FILES, damage, draft, publish
+from shoestring.runs.events.event import Warned
+from shoestring.runs.events.event_log import NAME, note
+from shoestring.runs.events.history import History
 from shoestring.runs.folder import Folder
-from shoestring.runs.history import History
 
 HOLE = 1 << 40  # bytes of a file that takes no place on the disk, and more than any memory
 

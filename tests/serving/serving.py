@@ -11,8 +11,8 @@ from http.client import HTTPConnection
 from threading import Thread
 from typing import Any, NamedTuple
 
-from shoestring.serving.protocols.config import ServerConfig
-from shoestring.serving.protocols.server import Server, serve
+from shoestring.serving.protocols.http.config import ServerConfig
+from shoestring.serving.protocols.http.server import Server, serve
 from shoestring.serving.replicas.happenings import Happening
 from shoestring.serving.replicas.model_spec import ModelSpec
 from tests.waiting import HUNG

@@ -16,7 +16,7 @@ import pytest
 
 import shoestring
 from shoestring.commands.main import main
-from shoestring.runs.event import Event, Stopped
+from shoestring.runs.events.event import Event, Stopped
 from shoestring.serving.events import Listening
 from shoestring.show.watch.follow import Watch
 from tests.waiting import HUNG, until

@@ -9,9 +9,9 @@ import pytest
 
 from shoestring.core.budget import Budget
 from shoestring.core.errors import OverBudget
-from shoestring.serving.evidence import EngineEvidence, ServingEvidence
+from shoestring.serving.measuring.evidence import EngineEvidence, ServingEvidence
+from shoestring.serving.measuring.service_time import ServiceTime
 from shoestring.serving.room import deployment_of, plan_serving
-from shoestring.serving.service_time import ServiceTime
 from shoestring.serving.technique import ServingCost
 from shoestring.serving.techniques.dynamic_batching import PackedBatching
 from shoestring.serving.techniques.onnx_runtime import OnnxRuntime

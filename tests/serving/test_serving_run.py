@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoestring.serving.events import Served
+from shoestring.serving.measuring.service_time import ServiceTime, terms_of
 from shoestring.serving.options import ListenOptions
 from shoestring.serving.replicas.happenings import (
     BatchComputed,
@@ -20,7 +21,6 @@ from shoestring.serving.replicas.happenings import (
     ReplicaDied,
     ServedFigures,
 )
-from shoestring.serving.service_time import ServiceTime, terms_of
 from shoestring.serving.serving_run import affine, bytes_of_tree, children, config_of, process_change_text, served_event
 
 SECONDS = st.floats(0.0, 0.1)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.serving.batching.policy import Batching
-from shoestring.serving.service_time import ServiceTime
+from shoestring.serving.measuring.service_time import ServiceTime
 from shoestring.serving.simulate import Servers, answer_times, capacity, most_rate, percentile, waits
 
 ALONE = Batching(tokens=1)

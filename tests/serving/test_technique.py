@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from shoestring.core.budget import Budget
 from shoestring.serving.batching.policy import Batching
 from shoestring.serving.catalogue import CATALOGUE
-from shoestring.serving.evidence import EngineEvidence, ServingEvidence
-from shoestring.serving.service_time import ServiceTime
+from shoestring.serving.measuring.evidence import EngineEvidence, ServingEvidence
+from shoestring.serving.measuring.service_time import ServiceTime
 from shoestring.serving.technique import USUAL_LOAD, Deployment, ServingCost, ServingTechnique
 
 HUNDREDTH = ServiceTime(0.01, 0.0, 0.0, 0.0, packed=False)  # seconds of any batch

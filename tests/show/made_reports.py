@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shoestring.core.codec import from_json
-from shoestring.runs.event import Event, Measured, Saved, Validated
-from shoestring.runs.event_log import event_of
-from shoestring.runs.plan_summary import read_summary
-from shoestring.runs.report import Curves, Report, RunResult
+from shoestring.core.files.codec import from_json
+from shoestring.runs.events.event import Event, Measured, Saved, Validated
+from shoestring.runs.events.event_log import event_of
+from shoestring.runs.reports.plan_summary import read_summary
+from shoestring.runs.reports.report import Curves, Report, RunResult
 from shoestring.runs.request import Request
-from shoestring.training.page import TrainingReport
+from shoestring.training.report.page import TrainingReport
 
 
 def made_report(told: Mapping[str, Any], of_room: Any = None) -> Report:
-    """A report by the keys of its JSON (runs/report_json); whatever is left out is not known."""
+    """A report by the keys of its JSON (runs/reports/report_json); whatever is left out is not known."""
     measured = dict(told.get("measured", {}))
     parts = measured.pop("parts", None)
     saved = [Saved(**one, checkpoint=f"step-{one['step']}") for one in told.get("checkpoints", ())]

@@ -10,8 +10,8 @@ from math import cos, exp, pi
 from pathlib import Path
 from typing import Any
 
-from shoestring.runs.event import KINDS, Stepped
-from shoestring.runs.event_log import NAME, Events, kinds_of_rooms, line_of
+from shoestring.runs.events.event import KINDS, Stepped
+from shoestring.runs.events.event_log import NAME, Events, kinds_of_rooms, line_of
 from shoestring.runs.folder import Folder, Lock
 
 MIB = 1 << 20

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from shoestring.core.codec import to_json
-from shoestring.core.staging import RankFigures, Staging, Work
+from shoestring.core.files.codec import to_json
+from shoestring.core.workers.staging import RankFigures, Staging, Work
 from shoestring.planning.plan import Outcome
-from shoestring.runs.event import StageTimes
-from shoestring.runs.event_log import note
+from shoestring.runs.events.event import StageTimes
+from shoestring.runs.events.event_log import note
 from shoestring.runs.folder import Folder
-from shoestring.runs.plan_summary import CutPlan
-from shoestring.runs.report import report_of
-from shoestring.runs.report_json import report_json
+from shoestring.runs.reports.plan_summary import CutPlan
+from shoestring.runs.reports.report import report_of
+from shoestring.runs.reports.report_json import report_json
 from shoestring.show.cut import model_cut
 from shoestring.show.page import page
-from shoestring.show.page.cut import stages
+from shoestring.show.page.sections.cut import stages
 from shoestring.show.terminal import Screen, render_text
 from shoestring.show.timeline import cut_text
-from shoestring.training.outcome_text import standing
-from shoestring.training.plan import TrainingDetails, training_plan
+from shoestring.training.planning.plan import TrainingDetails, training_plan
+from shoestring.training.report.outcome_text import standing
 from tests.show.made_runs import MIB, made_run
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from shoestring.core.actions import Action, ActionSpan, Kind, Timeline
+from shoestring.core.workers.actions import Action, ActionSpan, Kind, Timeline
 from shoestring.show.terminal import Screen
 from shoestring.show.timeline import IDLE, grid_of, rows, timeline_text
 from shoestring.training.pipeline.schedule import orders, timeline_of

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from shoestring.core.codec import to_json
-from shoestring.core.sum_costs import Speeds
+from shoestring.core.files.codec import to_json
 from shoestring.core.technique import technique_json
+from shoestring.core.workers.sum_costs import Speeds
 from shoestring.training.evidence.tasks import Position
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.technique import TrainingTechnique as Technique
@@ -29,7 +29,7 @@ CONTEXT.set_forkserver_preload(
         "torch.distributed",
         "shoestring.processes.worker",
         "shoestring.training.evidence.rehearse",
-        "shoestring.training.plan",
+        "shoestring.training.planning.plan",
         "shoestring.training.execution.training",
         "shoestring.training.links.process_link",
         "shoestring.jobfile",

@@ -7,11 +7,11 @@ import pytest
 from shoestring.measure.timeline import peak
 from shoestring.training.evidence.rehearse import rehearse, track
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.memory.offload_activations import OffloadActivations
+from shoestring.training.memory.offload.offload_activations import OffloadActivations
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
+from shoestring.training.memory.optimizers.step_in_backward import StepInBackward
 from shoestring.training.memory.precision import Precision
-from shoestring.training.memory.step_in_backward import StepInBackward
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.models import MODELS, job, seeded
 

@@ -14,17 +14,17 @@ from torch import nn
 
 import shoestring
 from shoestring import Lamb, Lars, Mistake
-from shoestring.core.hardware import Hardware
-from shoestring.core.run_weights import bring_home
+from shoestring.core.costs.hardware import Hardware
+from shoestring.core.running.run_weights import bring_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
-from shoestring.training.memory import offload_optimizer as offload
-from shoestring.training.memory import offloaded_optimizer, streaming
-from shoestring.training.memory.offload_model import OffloadModel
-from shoestring.training.memory.offload_optimizer import OffloadOptimizer
-from shoestring.training.planner import Planner
+from shoestring.training.memory.offload import offload_optimizer as offload
+from shoestring.training.memory.offload import offloaded_optimizer, streaming
+from shoestring.training.memory.offload.offload_model import OffloadModel
+from shoestring.training.memory.offload.offload_optimizer import OffloadOptimizer
+from shoestring.training.planning.planner import Planner
 from tests.models import job, seeded
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

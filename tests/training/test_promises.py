@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch, split
+from shoestring.core.costs.hardware import Hardware
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.exactness import Exactness
-from shoestring.core.hardware import Hardware
-from shoestring.core.ledger import Ledger
-from shoestring.core.run import Run
-from shoestring.core.run_weights import bring_home
+from shoestring.core.running.run import Run
+from shoestring.core.running.run_weights import bring_home
 from shoestring.core.technique import drift, in_order, total_cost
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
@@ -25,8 +25,8 @@ from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.conflicts import conflict
 from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.planner import Planner
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
+from shoestring.training.planning.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.ledgers import of_world, with_traits
 from tests.models import job, seeded

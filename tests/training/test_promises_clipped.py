@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shoestring.core.costs.hardware import Hardware
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.exactness import Exactness
-from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
-from shoestring.core.ledger import Ledger
-from shoestring.core.run_weights import bring_home
+from shoestring.core.running.run_weights import bring_home
 from shoestring.core.technique import drift, in_order, total_cost
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
@@ -23,8 +23,8 @@ from shoestring.training.conflicts import conflict
 from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.offload_model import OffloadModel
-from shoestring.training.planner import Planner
+from shoestring.training.memory.offload.offload_model import OffloadModel
+from shoestring.training.planning.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.ledgers import with_traits
 from tests.models import job, seeded
@@ -109,7 +109,7 @@ def test_the_ledger_ranks_near_what_is_rehearsed(
 ) -> None:
     for module in ("offloaded_optimizer", "row_split", "offload_model", "offload_optimizer"):
         monkeypatch.setattr(
-            f"shoestring.training.memory.{module}.CHUNK", 1 << 16
+            f"shoestring.training.memory.offload.{module}.CHUNK", 1 << 16
         )  # a chunk is a part of a block, as in large models
     made, plan = large(clip, still), (*([Accumulate(pieces)] if pieces > 1 else []), OffloadModel())
     by_ledger, rehearsed = (
@@ -125,5 +125,5 @@ def test_a_large_weight_outside_of_all_blocks_is_clipped_up_to_rounding_and_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert OffloadModel().exactness(ledger("bert")) is Exactness.BITS
-    monkeypatch.setattr("shoestring.training.memory.offload_model.CHUNK", 1024)
+    monkeypatch.setattr("shoestring.training.memory.offload.offload_model.CHUNK", 1024)
     assert OffloadModel().exactness(ledger("bert")) is Exactness.ROUNDING

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.mesh import imagined_mesh
-from shoestring.core.run import BatchCuts, HeldWeights, OutsideSteps, Run, RunSettings, RunTeam, plain_run
+from shoestring.core.running.run import BatchCuts, HeldWeights, OutsideSteps, Run, RunSettings, RunTeam, plain_run
+from shoestring.core.workers.mesh import imagined_mesh
 from shoestring.measure.blocks import blocks
 from shoestring.training.catalogue import CATALOGUE
-from shoestring.training.data_parallel.asynchronous import Asynchronous
-from shoestring.training.data_parallel.compress_gradients import CompressGradients
+from shoestring.training.data_parallel.gradient_compression.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.local_steps import LocalSteps
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.parameter_server.asynchronous import Asynchronous
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.group_technique import mesh_sizes
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.sequence.sequence_pipeline import SequencePipeline

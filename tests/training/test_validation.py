@@ -12,19 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from shoestring.core.costs.hardware import Hardware
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
-from shoestring.core.run_weights import bring_home
+from shoestring.core.running.run_weights import bring_home
 from shoestring.core.technique import total_cost
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import blocks_of, peak, validation
 from shoestring.measure.tracker import VALIDATE, Log, Moment
 from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
-from shoestring.training.plan import TrainingPlan
-from shoestring.training.planner import Planner
+from shoestring.training.planning.plan import TrainingPlan
+from shoestring.training.planning.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.validation import run_validation
 from tests.awkward import AWKWARD

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from shoestring.core.coordinates import coordinates
-from shoestring.core.link import CompletedWork, Link, Sending
-from shoestring.core.mesh import Mesh, lines
+from shoestring.core.workers.coordinates import coordinates
+from shoestring.core.workers.link import CompletedWork, Link, Sending
+from shoestring.core.workers.mesh import Mesh, lines
 from tests.waiting import HUNG
 
 T = TypeVar("T")

@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from shoestring.compression.calibration.expected_damage import LogitErrors, join_rows
 from shoestring.compression.calibration.fidelity import (
     Fidelity,
     FidelitySums,
@@ -381,10 +382,20 @@ class Calibration:
 
     def fidelity_on_probe(self, wanted: Sequence[Outputs]) -> Fidelity:
         """Fidelity of the model as it is now to these outputs of the probe."""
-        found = FidelitySums(self.measures)
+        found, errors = FidelitySums(self.measures), self.logit_errors()
         for batch, one in zip(self.probe, wanted, strict=True):
-            found.add(self.outputs([batch])[0], one)
-        return found.fidelity
+            now = self.outputs([batch])[0]
+            found.add(now, one)
+            errors.add(now, one)
+        return errors.expected(found.fidelity)
+
+    def logit_errors(self) -> LogitErrors:
+        return LogitErrors(self.measures, self.further_logits)
+
+    @cached_property
+    def further_logits(self) -> dict[str, Tensor]:
+        """Logits of the model on the calibration batches."""
+        return join_rows([self.outputs([batch])[0] for batch in self.batches], self.measures)
 
     def together(self, label: str) -> Damages:
         """The damage of vectors (biases, norms): too small to measure one by one, so all in this format are measured

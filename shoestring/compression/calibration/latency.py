@@ -38,6 +38,8 @@ from shoestring.measure.load import HELD_UP, Effort, Timing, effort, timing
 WARM, LEAST, MOST = 3, 20, 200  # warm-up calls; fewest and most timed calls
 ENOUGH = 1.0  # seconds of timed calls of a model
 TRIED = 0.03  # seconds of timed calls of a single weight
+FEWEST_PAIRS = 5  # least calls of a single weight, in turns with a plain one
+NOTCH = 1.57  # of the interquartile range over the root of the number: about a 95 % interval of a median
 CACHED = 64 << 20  # bytes that a CPU cache may hold
 PATIENCE = 4  # time limit is extended by this factor while calls have to wait for a core
 TICK = 0.004  # seconds between the kernel's updates of a thread's run time: shorter calls may seem to have run for 0
@@ -86,18 +88,48 @@ def time_interleaved(
     clock: Callable[[], float] = perf_counter,
     work: Callable[[], Effort] = effort,
 ) -> list[Latency]:
-    """Time several calls alternately: each for this many seconds, and up to four times as long while calls have to
-    wait."""
+    """Latencies of several calls, made alternately."""
+    return [latency_of(one) for one in timings_in_turns(calls, seconds, LEAST, clock, work)]
+
+
+def timings_in_turns(
+    calls: Sequence[Callable[[], Any]],
+    seconds: float,
+    least: int,
+    clock: Callable[[], float] = perf_counter,
+    work: Callable[[], Effort] = effort,
+) -> list[list[Timing]]:
+    """Time several calls alternately: each for this many seconds and so often at least, and up to four times as long
+    while calls have to wait."""
     for call in calls:
         for _ in range(WARM):
             call()
     taken: list[list[Timing]] = [[] for _ in calls]
-    while not all(long_enough(one, seconds) for one in taken):
+    while not all(long_enough(one, seconds, least) for one in taken):
         for call, mine in zip(calls, taken, strict=True):
             before, begin = work(), clock()
             call()
             mine.append(timing(clock() - begin, before, work()))
-    return [latency_of(one) for one in taken]
+    return taken
+
+
+def difference_of(some: Sequence[Timing], others: Sequence[Timing]) -> float:
+    """Seconds by which a call takes longer than the one made in turns with it: the median over pairs that did not wait
+    for a core, and 0 if it is within the notch of a box plot (McGill, Tukey, Larsen 1978, doi
+    10.1080/00031305.1978.10479236), which is noise. Without such pairs, waiting is subtracted. A call saves at most all
+    of the other one.
+
+    >>> times = [Timing(one, one) for one in (1.0, 2.0, 1.0, 2.0)]
+    >>> difference_of(times, [Timing(0.5, 0.5)] * 4), difference_of(times, [Timing(1.5, 1.5)] * 4)
+    (1.0, 0.0)
+    """
+    pairs = list(zip(some, others, strict=True))
+    quiet = [pair for pair in pairs if len(undisturbed_seconds(pair)) == 2]
+    counted = [(one.alone, other.alone) for one, other in (quiet if len(quiet) >= FEWEST_PAIRS else pairs)]
+    low, middle, high = quantiles([one - other for one, other in counted], n=4, method="inclusive")
+    if abs(middle) <= NOTCH * (high - low) / len(counted) ** 0.5:
+        return 0.0
+    return max(middle, -quantiles([other for _, other in counted], n=2, method="inclusive")[0])
 
 
 def undisturbed_seconds(timings: Sequence[Timing]) -> list[float]:
@@ -110,11 +142,11 @@ def least_disturbed_seconds(timings: Sequence[Timing]) -> list[float]:
     return alone[: max(len(alone) // 4, 2)]
 
 
-def long_enough(timings: Sequence[Timing], seconds: float) -> bool:
+def long_enough(timings: Sequence[Timing], seconds: float, least: int = LEAST) -> bool:
     spent, quiet = sum(one.seconds for one in timings), undisturbed_seconds(timings)
-    if len(timings) < LEAST:
+    if len(timings) < least:
         return False
-    patience = 1 if len(quiet) >= LEAST else PATIENCE
+    patience = 1 if len(quiet) >= least else PATIENCE
     return spent >= patience * seconds or len(timings) >= patience * MOST
 
 
@@ -130,18 +162,6 @@ def latency_of(timings: Sequence[Timing]) -> Latency:
     counted = quiet if len(quiet) >= LEAST else least_disturbed_seconds(timings)
     marks = quantiles(counted, n=100, method="inclusive")
     return Latency(marks[49], marks[98], len(quiet), 1 - len(quiet) / len(timings))
-
-
-def time_call(call: Callable[[], Any], seconds: float, least: int = 0) -> Latency:
-    for _ in range(WARM):
-        call()
-    taken: list[float] = []
-    while len(taken) < (least or LEAST) or (sum(taken) < seconds and len(taken) < MOST):
-        begin = perf_counter()
-        call()
-        taken.append(perf_counter() - begin)
-    marks = quantiles(taken, n=100, method="inclusive")
-    return Latency(marks[49], marks[98], len(taken))
 
 
 def one_sample(batch: Batch) -> Batch:
@@ -188,8 +208,8 @@ class LatencyTimer:
         """Measure the extra seconds of one use.
 
         A model uses all its other weights before it uses the same one again, so it is rarely in the CPU cache. To
-        imitate that, calls alternate between copies, of half the model's bytes at most: the search should not take much
-        more memory than the model. A freshly decoded weight is in the cache, which speeds up its
+        imitate that, calls alternate between copies, of half the model's bytes at most together with plain ones: the
+        search should not take much more memory than the model. A freshly decoded weight is in the cache, which speeds up its
         product.
         """
 
@@ -198,27 +218,34 @@ class LatencyTimer:
 
         if looked_up is not None:
             form = blank()
-            return time_call(lambda: form.rows(looked_up), TRIED, least=5).p50
+            return extra_in_turns([lambda: form.rows(looked_up)])
         size = prod(stored.shape) * stored.dtype.itemsize
-        copies = [blank() for _ in range(min(max(1, -(-min(self.bytes // 2, CACHED) // max(size, 1))), MOST))]
+        copies = [blank() for _ in range(min(max(1, -(-min(self.bytes // 4, CACHED) // max(size, 1))), MOST))]
         if kinds != {"linear"} or len(stored.shape) != 2:
-            return median_of_cycle([one.dense for one in copies])
+            return extra_in_turns([one.dense for one in copies])
         x = torch.ones(max(rows, 1), stored.shape[1], dtype=stored.dtype)
-        count, packed = len(copies), median_of_cycle([partial(one.linear, x, None) for one in copies])
-        del copies  # before as many dense ones are made
-        return packed - median_of_cycle(
-            [partial(functional.linear, x, torch.ones(stored.shape, dtype=stored.dtype)) for _ in range(count)]
+        plain = [torch.ones(stored.shape, dtype=stored.dtype) for _ in copies]
+        return extra_in_turns(
+            [partial(one.linear, x, None) for one in copies], [partial(functional.linear, x, one) for one in plain]
         )
 
 
-def median_of_cycle(calls: Sequence[Callable[[], Any]]) -> float:
-    """Median seconds of calls that are made in turn: the same operation on different memory."""
+def extra_in_turns(packed: Sequence[Callable[[], Any]], plain: Sequence[Callable[[], Any]] = ()) -> float:
+    """Extra seconds of a packed operation beside the plain one, or beside nothing. Calls are made in turn, on different
+    memory."""
+    least = max(FEWEST_PAIRS, min(len(packed), 50))
+    return difference_of(*timings_in_turns([taking_turns(packed), taking_turns(plain)], TRIED, least))
+
+
+def taking_turns(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
+    """A function that makes the next call at every use; without calls, it does nothing."""
     order = cycle(calls)
 
-    def one() -> Any:
-        return next(order)()
+    def one() -> None:
+        if calls:
+            next(order)()
 
-    return time_call(one, TRIED, least=max(5, min(len(calls), 50))).p50
+    return one
 
 
 def latency_timer(model: nn.Module, forward: Forward, sample: Batch, weights: Sequence[Weight]) -> LatencyTimer:

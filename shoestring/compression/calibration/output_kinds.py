@@ -39,10 +39,10 @@ from shoestring.compression.calibration.loss_behaviour import behaviour_of
 from shoestring.compression.calibration.model_outputs import Outputs, compared_names, named_tensors, uncompared_names
 from shoestring.compression.calibration.probe import first_samples
 from shoestring.compression.calibration.scratch import trim
-from shoestring.core import random_state
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
+from shoestring.core.running import random_state
 
 AUTO = "auto"
 FEW = 8  # samples on which the loss is watched

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 
-from shoestring.core.exit_codes import DONE
+from shoestring.core.command_line.exit_codes import DONE
 from shoestring.show.output import say, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from shoestring.compression.distillation.options import DistillCommand
-    from shoestring.core.command import Call
+    from shoestring.core.command_line.command import Call
 
 STUDENT = "--student-"  # prefix of a student's flag that one of this command hides
 
@@ -47,7 +47,7 @@ def run(asked: DistillCommand, call: Call) -> int:
 def own_words(call: Call, student: str) -> list[str]:
     """The words that are flags of the student's job; a flag hidden by one of this command is written as --student-NAME."""
     from shoestring.compression.distillation.options import DistillOptions
-    from shoestring.core.arguments import arguments_of
+    from shoestring.core.command_line.arguments import arguments_of
     from shoestring.jobfile import flags_of
 
     hidden = {flag.name.replace("_", "-") for flag in flags_of(student)} & set(arguments_of(DistillOptions))

@@ -79,7 +79,7 @@ def steps_in(job: Job, seconds: float, clock: Callable[[], float]) -> int:
     """Number of training steps that fit into these seconds on this machine, at least 1, by timing a few on a fresh
     model."""
     from shoestring.data.feed import looking
-    from shoestring.runs.initial_weights import fresh_model
+    from shoestring.runs.weights.initial_weights import fresh_model
     from shoestring.training.evidence.rehearse import build_run
     from shoestring.training.loop import steps
 

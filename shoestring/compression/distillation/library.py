@@ -9,17 +9,17 @@ from typing import Any
 from shoestring.compression.distillation.job import FILE
 from shoestring.compression.distillation.options import DistillOptions
 from shoestring.compression.distillation.peers import first_peer
-from shoestring.core.arguments import arguments_of
+from shoestring.core.command_line.arguments import arguments_of
+from shoestring.core.command_line.options import speaking_of_arguments
 from shoestring.core.errors import Mistake
-from shoestring.core.files import draft_file
+from shoestring.core.files.files import draft_file
 from shoestring.core.job import Job
-from shoestring.core.options import speaking_of_arguments
-from shoestring.core.random_state import fork_rng as random_state_kept
+from shoestring.core.running.random_state import fork_rng as random_state_kept
 from shoestring.jobfile import Course, check_course, job_path, load_job
-from shoestring.runs.checkpoints import BEST, list_checkpoints
-from shoestring.runs.export import best_weights, checkpoint_of, named_weights
+from shoestring.runs.checkpoints.checkpoints import BEST, list_checkpoints
 from shoestring.runs.folder import Folder
-from shoestring.runs.tensors import write_tensors
+from shoestring.runs.reports.export import best_weights, checkpoint_of, named_weights
+from shoestring.runs.weights.tensors import write_tensors
 from shoestring.training.library import Step, plan, train
 from shoestring.training.technique import TrainingTechnique
 

@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from shoestring.core.batch import Batch
+from shoestring.core.command_line.suggest import did_you_mean
 from shoestring.core.errors import Mistake
-from shoestring.core.suggest import did_you_mean
 
 # fields of a model's output that may be compared, in order of preference
 OUTPUT_NAMES = ("logits", "sentence_embedding", "embeddings", "last_hidden_state")

@@ -28,7 +28,7 @@ from shoestring.core.batch import Batch, map_leaves
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.data.feed import looking
-from shoestring.runs.initial_weights import fill_weights
+from shoestring.runs.weights.initial_weights import fill_weights
 
 PROJECTION = (
     "distil_projection_"  # prefix of the student's projection parameters, for hidden states of different widths
@@ -140,7 +140,7 @@ def with_projections(job: Job, model: ProjectedStudent) -> Job:
 
 def weights_without_projections(own: Job) -> Any:
     """The student's initial weights; projections are initialised at random."""
-    from shoestring.core.weights import as_weights
+    from shoestring.core.model.weights import as_weights
 
     given = as_weights(own.weights)
     return given and replace(given, new=(*given.new, f"{PROJECTION}*"))

@@ -6,7 +6,7 @@ which its run stores. Imports nothing heavy.
 
 from __future__ import annotations
 
-from shoestring.core.arguments import argument, dataclass, group
+from shoestring.core.command_line.arguments import argument, dataclass, group
 from shoestring.core.errors import Mistake
 from shoestring.training.options import TrainCommand
 

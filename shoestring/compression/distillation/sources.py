@@ -27,15 +27,15 @@ from shoestring.compression.distillation.method import PROJECTION, ProjectedStud
 from shoestring.compression.distillation.teachers import LoadedTeacher
 from shoestring.compression.formats.manifest import MANIFEST, TENSORS
 from shoestring.compression.formats.packed_folder import PackedModel
-from shoestring.compression.load import load
+from shoestring.compression.loading.load import load
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.jobfile import BUILT_IN, job_path, load_job, parse_flags
 from shoestring.processes.named_job import Claim, claim_of_run, flags_for
-from shoestring.runs.checkpoints import BEST, RunCheckpoint, damage, digest, list_checkpoints
-from shoestring.runs.export import best_weights, checkpoint_of, named_weights
+from shoestring.runs.checkpoints.checkpoints import BEST, RunCheckpoint, damage, digest, list_checkpoints
 from shoestring.runs.folder import Folder
-from shoestring.runs.initial_weights import fill_weights
+from shoestring.runs.reports.export import best_weights, checkpoint_of, named_weights
+from shoestring.runs.weights.initial_weights import fill_weights
 
 PINNED = re.compile(r"(?P<path>[^#]*?)(?:@(?P<weights>[^@#]+))?(?:#(?P<digest>[0-9a-f]{8}))?")
 

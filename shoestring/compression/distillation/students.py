@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from shoestring.core.errors import Mistake
-from shoestring.core.weights import Weights
+from shoestring.core.model.weights import Weights
 
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers")
 

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.compression.distillation.losses import TeacherOutputs, compared_tensor
-from shoestring.core import random_state
 from shoestring.core.batch import Batch, tensors
 from shoestring.core.errors import Mistake
 from shoestring.core.job import default_forward
+from shoestring.core.running import random_state
 
 T = TypeVar("T")
 # Modules whose training mode only enables dropout. TransformerEncoderLayer is included because its mode selects a fused path.

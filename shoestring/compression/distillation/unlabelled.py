@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.mesh import on_one_axis
+from shoestring.core.workers.mesh import on_one_axis
 from shoestring.data.feed import Feed
 from shoestring.training.validation import once_through, validation_feed
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from shoestring.compression.factorization.chains import LowRankConv, LowRankLinear, TrainEmbedding, TuckerConv
 from shoestring.compression.factorization.values import low_rank, tensor_train, tucker
-from shoestring.core.codec import Json, Unreadable, to_json
-from shoestring.core.codec import from_json as value_from_json
 from shoestring.core.errors import Mistake
+from shoestring.core.files.codec import Json, Unreadable, to_json
+from shoestring.core.files.codec import from_json as value_from_json
 
 
 @dataclass(frozen=True)

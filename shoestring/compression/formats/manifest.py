@@ -3,7 +3,7 @@
 The text of the manifest and the header of the tensors' file follow from the plan alone, so the size of the folder is
 known to the byte before anything is written.
 
-    {"sha256": seal, "format": ..., "version": 1, "job": {...}, "edits": [...], "decoded": false,
+    {"sha256": seal, "format": ..., "version": 1, "job": {...}, "edits": [...], "decoded": 0 or 1,
      "weights": {name: {"kind": "grid", "shape": [...], "dtype": "float32", "settings": {...}, "also": [other names]}},
      "buffers": [...], "tensors": SHA-256 of model.safetensors}
 """
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from shoestring.compression.formats.format import FormatTensor
 from shoestring.compression.formats.kinds import KINDS
-from shoestring.core.seal import seal
-from shoestring.runs.tensors import NAMES, header_of
+from shoestring.core.files.seal import seal
+from shoestring.runs.weights.tensors import NAMES, header_of
 
 FORMAT, VERSION = "shoestring compressed model", 1
 TENSORS, MANIFEST = "model.safetensors", "manifest.json"

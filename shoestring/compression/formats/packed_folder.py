@@ -27,13 +27,13 @@ from shoestring.compression.formats.manifest import (
 )
 from shoestring.compression.formats.packed_modules import decode_weights, place_formats
 from shoestring.core.errors import Mistake
-from shoestring.core.files import draft_file, remove, sync
-from shoestring.core.regular import read_regular
-from shoestring.core.seal import Damaged, unseal
+from shoestring.core.files.files import draft_file, remove, sync
+from shoestring.core.files.regular import read_regular
+from shoestring.core.files.seal import Damaged, unseal
 from shoestring.core.units import bytes_text
 from shoestring.measure.process import memory_all
 from shoestring.processes.named_job import Claim
-from shoestring.runs.tensors import NAMES, TensorFile, UnreadableTensors, write_tensors
+from shoestring.runs.weights.tensors import NAMES, TensorFile, UnreadableTensors, write_tensors
 
 PIECE = 1 << 22  # bytes hashed at once
 
@@ -120,7 +120,7 @@ def check_free(target: Path) -> None:
 
 
 def file_digest(path: Path) -> str:
-    from shoestring.core.regular import regular
+    from shoestring.core.files.regular import regular
 
     digest = hashlib.sha256()
     with open(path, "rb", opener=regular) as file:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shoestring.compression.formats.format import FormatTensor, Settings, Shape, WeightFormat
 from shoestring.core.errors import Mistake
-from shoestring.core.masks import lowest, seed_scores
+from shoestring.core.model.masks import lowest, seed_scores
 from shoestring.numerics.bit_packing import pack_bits, packed_bytes, unpack_bits
 
 INNER = "inner."  # prefix of the inner format's tensor names
@@ -133,7 +133,7 @@ class SparseFormat(WeightFormat):
 def seeded_mask(shape: Shape, kept: int, seed: int) -> Tensor:
     """True for exactly `kept` numbers: the mask that `core.masks.seed_mask` makes of a share and the same seed.
 
-    >>> from shoestring.core.masks import seed_mask
+    >>> from shoestring.core.model.masks import seed_mask
     >>> torch.equal(seeded_mask((2, 4), 4, seed=3), seed_mask((2, 4), share=0.5, seed=3))
     True
     """

@@ -11,9 +11,9 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.onnx.export import reason
 from shoestring.compression.onnx.interface import Interface, named_tensors, outputs_of, replace_tensors
 from shoestring.compression.onnx.open_lengths import OtherSizes
+from shoestring.compression.onnx.trace import reason
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 

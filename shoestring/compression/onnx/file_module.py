@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import onnx
 import torch
 from onnx import helper, numpy_helper
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
 from torch import Tensor, nn
 
 from shoestring.compression.onnx.check import session
-from shoestring.compression.onnx.export import reason
+from shoestring.compression.onnx.trace import LARGEST, reason
 from shoestring.core.errors import Mistake
-from shoestring.core.named_outputs import NamedOutputs
+from shoestring.core.files.regular import regular
+from shoestring.core.model.named_outputs import NamedOutputs
+
+MOST_ROWS = 1 << 20  # samples that a file may fix
 
 
-class OnnxCall(nn.Module):
+@contextmanager
+def reading_onnx(path: Path) -> Iterator[None]:
+    """While inside, impossible content is reported as the file's fault: it may come from anybody, and onnx and
+    onnxruntime raise exceptions of many types."""
+    try:
+        check_size(path)
+        yield
+    except Mistake:
+        raise
+    except Exception as error:
+        raise Mistake(f"{path} can't be read as an ONNX file: {reason(error)}") from error
+
+
+def check_size(path: Path) -> None:
+    """Refuse what is no file, and a file larger than any that we write: a sparse one can claim any size."""
+    with open(path, "rb", opener=regular) as file:
+        if (size := os.fstat(file.fileno()).st_size) > LARGEST:
+            raise Mistake(f"{path} takes {size:,} bytes, and files up to {LARGEST:,} can be compressed")
+
+
+class OnnxCall(nn.Module, ABC):
     """A module with the inputs and outputs of an ONNX graph. Positional arguments are its inputs in order, and give one
     tensor or a tuple; keyword arguments are inputs by name (others, such as labels, are ignored), and give outputs by
     name.
@@ -35,6 +62,8 @@ class OnnxCall(nn.Module):
         self.outputs = tuple(one.name for one in graph.output)
         fixed = {one.type.tensor_type.shape.dim[0].dim_value if one.type.tensor_type.shape.dim else 0 for one in inputs}
         self.rows = fixed.pop() if len(fixed) == 1 else 0  # number of samples that the file fixes; 0: any
+        if not 0 <= self.rows <= MOST_ROWS:
+            raise Mistake(f"the ONNX file fixes {self.rows} samples, and up to {MOST_ROWS} can be computed at once")
 
     def forward(self, *args: Tensor, **named: Tensor) -> Any:
         feed = self.feed(args, named)
@@ -74,16 +103,18 @@ class OnnxCall(nn.Module):
             for name, first in pieces[0].items()
         }
 
+    @abstractmethod
     def compute(self, feed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        raise NotImplementedError
+        """The outputs by name, for inputs of a number of samples that the file takes."""
 
 
 class OnnxFileModule(OnnxCall):
     """The file as it is, computed by onnxruntime as a whole."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(onnx.load(path, load_external_data=False).graph)
-        self.runner = SharedSession(session(path))
+        with reading_onnx(path):
+            super().__init__(onnx.load(path, load_external_data=False).graph)
+            self.runner = SharedSession(session(path))
 
     def compute(self, feed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.runner(feed, self.outputs)
@@ -118,10 +149,18 @@ def as_dtype(name: str, tensor: Tensor, kind: Any) -> Tensor:
 
 def read_onnx(path: Path) -> onnx.ModelProto:
     """The file's model, with constants of nodes as initializers."""
-    try:
-        model = onnx.load(path)
-    except Exception as error:
-        raise Mistake(f"{path} can't be read as an ONNX file: {reason(error)}") from error
+    with reading_onnx(path):
+        model = onnx.load(path, load_external_data=False)
+        for one in filter(
+            uses_external_data, model.graph.initializer
+        ):  # other constants have their numbers in the file
+            check_size(path.parent / ExternalDataInfo(one).location)
+            load_external_data_for_tensor(one, str(path.parent))
+            one.data_location = onnx.TensorProto.DEFAULT
+        return with_inner_constants(model)
+
+
+def with_inner_constants(model: onnx.ModelProto) -> onnx.ModelProto:
     kept = []
     for node in model.graph.node:
         value = next((one for one in node.attribute if one.name == "value"), None)

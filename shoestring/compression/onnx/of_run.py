@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from shoestring.compression.loading.source import model_of_checkpoint, prepare_model, samples_of
 from shoestring.compression.onnx.export import export_onnx
-from shoestring.compression.source import model_of_checkpoint, prepare_model, samples_of
-from shoestring.core.extras import require
-from shoestring.runs.export import Exported, WeightsExport, new
+from shoestring.core.command_line.extras import require
+from shoestring.runs.reports.export import Exported, WeightsExport, new
 
 
 def export_floats(asked: WeightsExport) -> Exported:

@@ -13,19 +13,20 @@ import torch
 from torch import nn
 
 from shoestring.compression.calibration.latency import latencies, latency, one_sample
-from shoestring.compression.compress_report import Amount, CompressReport, LatencyReport, OnnxReport
 from shoestring.compression.formats.packed_modules import formats_of
+from shoestring.compression.loading.source import ModelSource, prepare_model
 from shoestring.compression.onnx.emit import write_weight
-from shoestring.compression.onnx.export import LARGEST, OPSET, TOLERANCE, ExportedFile, reason
-from shoestring.compression.onnx.file_module import OnnxFileModule, read_onnx
+from shoestring.compression.onnx.export import ExportedFile
+from shoestring.compression.onnx.file_module import OnnxFileModule, read_onnx, reading_onnx
 from shoestring.compression.onnx.graph import Graph
 from shoestring.compression.onnx.graph_module import OnnxGraphModule, check_weights_found
+from shoestring.compression.onnx.trace import OPSET, TOLERANCE, reason
+from shoestring.compression.report.compress_report import Amount, CompressReport, LatencyReport, OnnxReport
 from shoestring.compression.session import CompressedMeasurement, CompressSession
-from shoestring.compression.source import ModelSource, prepare_model
 from shoestring.core.batch import Batch
+from shoestring.core.command_line.extras import require
 from shoestring.core.errors import Mistake
-from shoestring.core.extras import require
-from shoestring.core.files import draft_file
+from shoestring.core.files.files import draft_file
 from shoestring.core.job import Job
 
 FILE = "model.onnx"
@@ -34,14 +35,13 @@ FILE = "model.onnx"
 def onnx_model_source(path: Path, job: Job, notes: Iterable[str] = ()) -> ModelSource:
     """The model of an ONNX file, with data from the job, whose own model is not used."""
     require("onnx")
-    size = path.stat().st_size if path.is_file() else 0
-    if size > LARGEST:
-        raise Mistake(f"{path} takes {size:,} bytes, and files up to {LARGEST:,} can be compressed")
-    graph, told = with_blockwise_operators(read_onnx(path))
-    model = OnnxGraphModule(graph)
+    OnnxFileModule(path)  # onnxruntime refuses more than onnx does
+    with reading_onnx(path):
+        graph, told = with_blockwise_operators(read_onnx(path))
+        model = OnnxGraphModule(graph)
     check_weights_found(model, str(path))
     kept = replace(job, model=lambda: OnnxGraphModule(graph), weights="")
-    about: dict[str, Any] = {"job": None, "edits": [], "decoded": False}
+    about: dict[str, Any] = {"job": None, "edits": [], "decoded": 0}
     prepared = prepare_model(model)
     check = partial(check_same, path, kept, prepared)
     return ModelSource(kept, prepared, about, (*notes, *told), path.stem, path, check)

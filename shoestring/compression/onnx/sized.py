@@ -10,13 +10,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from shoestring.compression.begin import begin_session
 from shoestring.compression.calibration.fidelity import Fidelity, FidelitySums, Forward
 from shoestring.compression.calibration.model_outputs import Outputs, named_tensors
-from shoestring.compression.compress_report import OnnxReport
 from shoestring.compression.onnx.export import ExportedFile, export_onnx
 from shoestring.compression.onnx.interface import interface_of, outputs_of
+from shoestring.compression.report.compress_report import OnnxReport
 from shoestring.compression.room import compressed_model
-from shoestring.compression.session import CompressSession, begin_session
+from shoestring.compression.session import CompressSession
 from shoestring.core.batch import Batch
 from shoestring.core.errors import OverBudget
 from shoestring.core.units import bytes_text

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from shoestring.compression.pruning.groups import KINDS, UnitPlace
 from shoestring.compression.pruning.narrow_attention import NarrowAttention
-from shoestring.core.codec import Json, Unreadable, to_json
-from shoestring.core.codec import from_json as value_from_json
 from shoestring.core.errors import Mistake
+from shoestring.core.files.codec import Json, Unreadable, to_json
+from shoestring.core.files.codec import from_json as value_from_json
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class Decode(CompressTechnique):
     exact: ClassVar[bool] = True
 
     def cost(self, cost: ModelCost, /) -> ModelCost:
-        return replace(cost, decoded=True, about={**cost.about, "decoded": True})
+        return replace(cost, decoded=True, about={**cost.about, "decoded": 1})  # as long as 0: no smaller folder
 
     def apply(self, subject: Compressed, /) -> Compressed:
         return replace(subject, decoded=True)

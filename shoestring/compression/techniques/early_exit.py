@@ -19,9 +19,9 @@ from shoestring.compression.exits.exit_job import AllExits, ExitTraining, exit_j
 from shoestring.compression.exits.thresholds import NEVER, ExitCalibration, calibrate
 from shoestring.compression.technique import STRUCTURE
 from shoestring.compression.techniques.restructure import Restructure
-from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
+from shoestring.core.running import random_state
 
 RATE = 3e-3  # learning rate of Adam for the heads
 LARGEST = 1 << 20  # largest width, number of classes or grid of a head that a folder may claim
@@ -57,6 +57,7 @@ class EarlyExit(Restructure):
     )
     measure: str = "probability"  # of confidence: probability, entropy or margin
     steps: int = 200  # training steps of the heads
+    saves_bytes: ClassVar[bool] = False
     why: ClassVar[str] = "samples that are easy leave after some blocks"
     order: ClassVar[int] = STRUCTURE + 5  # applied to a model that was pruned already
 

@@ -102,7 +102,7 @@ def rotation_size(shape: tuple[int, int], length: int) -> int:
     """Neighbouring numbers of a row to rotate together: all, if the rotation is small compared with the weight; else
     the number that fills a row best.
 
-    >>> rotated_together((1024, 64), 4), rotated_together((384, 384), 4), rotated_together((30, 50), 4)
+    >>> rotation_size((1024, 64), 4), rotation_size((384, 384), 4), rotation_size((30, 50), 4)
     (64, 192, 8)
     """
     rows, columns = shape

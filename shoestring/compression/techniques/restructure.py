@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from shoestring.compression.calibration.calibration import Calibration
+from shoestring.compression.formats.manifest import folder_bytes
 from shoestring.compression.formats.packed_folder import buffers_of
 from shoestring.compression.technique import STRUCTURE, Compressed, CompressTechnique, ModelCost, StorageOffer
 from shoestring.core.errors import Mistake
@@ -59,6 +60,17 @@ class Restructure(DeriveModel, ABC):
 
     seam: ClassVar[str] = "structure"
     order: ClassVar[int] = STRUCTURE
+    saves_bytes: ClassVar[bool] = True  # else it only saves time, and the folder may grow
+
+    def refusal(self, cost: ModelCost, /) -> str:
+        """Refuses a model whose folder would not be smaller: of a small one, the description of the new structure can
+        take more bytes than the cut saves. Who wants an answer in less time may have it."""
+        if (why := super().refusal(cost)) or not self.saves_bytes or cost.wanted.latency is not None:
+            return why
+        before, after = (plain_bytes(one) for one in (cost, self.cost(cost)))
+        if after < before:
+            return ""
+        return f"it makes the folder no smaller: {after:,} bytes, where the model as it is takes {before:,}"
 
     @abstractmethod
     def restructure(self, study: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
@@ -74,10 +86,18 @@ class Restructure(DeriveModel, ABC):
             study.others,
             study.measures,
             study.sample,
+            timed=study.timed,
             original=study.original if study.original is not None else study.model,
             edits=(edit,),
             notes=(*study.notes, *(f"{text(self)}: {one}" for one in left)),
         )
+
+
+def plain_bytes(cost: ModelCost) -> int:
+    """Bytes of the folder with every weight as it is."""
+    study = cost.study
+    stored = {weight.name: study.ways[weight.name, study.as_it_is(weight)].stored for weight in study.weights}
+    return folder_bytes(cost.about, stored, cost.buffers)
 
 
 def plain_offers(study: Calibration) -> dict[str, tuple[StorageOffer, ...]]:

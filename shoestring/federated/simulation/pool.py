@@ -20,7 +20,7 @@ import torch
 
 from shoestring.core.errors import Mistake
 from shoestring.data.fetch import bind_to_parent
-from shoestring.federated.device_errors import Failure, error_kind
+from shoestring.federated.devices.device_errors import Failure, error_kind
 from shoestring.federated.round import Order
 from shoestring.federated.simulation.shared_buffer import SharedBuffer
 

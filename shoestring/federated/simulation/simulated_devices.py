@@ -16,10 +16,11 @@ from torch import Tensor
 
 from shoestring.core.batch import tensors
 from shoestring.core.job import Job
-from shoestring.federated.device_errors import Failure, error_kind
-from shoestring.federated.device_output import withheld_output
-from shoestring.federated.play import nonfinite_problems
-from shoestring.federated.records import Records, records_of
+from shoestring.federated.devices.device_errors import Failure, error_kind
+from shoestring.federated.devices.device_output import withheld_output
+from shoestring.federated.devices.records import Records, records_of
+from shoestring.federated.playing.play import nonfinite_problems
+from shoestring.federated.playing.round_events import some_of
 from shoestring.federated.round import (
     DeviceResults,
     DeviceView,
@@ -29,7 +30,6 @@ from shoestring.federated.round import (
     RejectedDevice,
     Round,
 )
-from shoestring.federated.round_events import some_of
 from shoestring.federated.simulation.cohort import MethodDiffers
 
 CACHE_BYTES = 256 << 20  # bytes of records that a process keeps as tensors
@@ -91,6 +91,7 @@ class DeviceWorker:
             sent, {device.name: device.state for device in devices if device.state}, tuple(rejected), tuple(restored)
         )
 
+    @withheld_output()
     def train_and_encode(self, order: Order, devices: Sequence[DeviceView], restored: list[str]) -> EncodedUpdates:
         """Train devices and encode their updates.
 
@@ -109,6 +110,7 @@ class DeviceWorker:
     def describe(self, names: Sequence[str]) -> str:
         return f"the clients {some_of(names)}" if self.named else f"{len(names)} clients"
 
+    @withheld_output()
     def records(self, name: str) -> Records:
         """A device's records, with the most recently used ones in a cache."""
         if name in self.cache:
@@ -181,7 +183,8 @@ class SimulatedDevices:
     def count(self, name: str) -> int:
         if name not in self.counts:
             try:
-                self.counts[name] = len(self.worker.clients[name])
+                with withheld_output():
+                    self.counts[name] = len(self.worker.clients[name])
             except Failure:  # the device's work will report what is wrong
                 self.counts[name] = 0
         return self.counts[name]

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from shoestring.federated.play import RoundResult, play
-from shoestring.federated.prepare import Prepared, parts_of
+from shoestring.federated.planning.prepare import Prepared, parts_of
+from shoestring.federated.playing.play import RoundResult, play
 from shoestring.federated.round import ServerState
 from shoestring.federated.simulation.cohort import MethodDiffers, sequential_choice
 from shoestring.federated.simulation.simulated_devices import SimulatedDevices, States

@@ -15,12 +15,16 @@ from math import isfinite
 
 import numpy as np
 
-from shoestring.core.codec import Json, to_json
 from shoestring.core.errors import Mistake
+from shoestring.core.files.codec import Json, to_json
 from shoestring.core.job import target
-from shoestring.federated.seeds import seed_of
+from shoestring.federated.playing.seeds import seed_of
 from shoestring.federated.tasks.device import Question
-from shoestring.federated.tasks.estimates import (
+from shoestring.federated.tasks.evaluate import ALL, Evaluation, evaluate, failures
+from shoestring.federated.tasks.gather import Cohort, ask_and_release
+from shoestring.federated.tasks.privacy.release import LEAST, ReleasedTotals
+from shoestring.federated.tasks.settings import TuneCandidate
+from shoestring.federated.tasks.statistics.estimates import (
     LEVEL,
     WEIGHINGS,
     Difference,
@@ -28,11 +32,7 @@ from shoestring.federated.tasks.estimates import (
     independent_difference,
     paired_difference,
 )
-from shoestring.federated.tasks.evaluate import ALL, Evaluation, evaluate, failures
-from shoestring.federated.tasks.gather import Cohort, ask_and_release
-from shoestring.federated.tasks.release import LEAST, ReleasedTotals
-from shoestring.federated.tasks.settings import TuneCandidate
-from shoestring.federated.tasks.totals import AFTER, ALONE, BEFORE, PAIRED, MetricSums, Telemetry
+from shoestring.federated.tasks.statistics.totals import AFTER, ALONE, BEFORE, PAIRED, MetricSums, Telemetry
 
 SAME = "no difference seen"
 LOSS = "loss"

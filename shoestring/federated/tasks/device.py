@@ -18,14 +18,22 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shoestring.core.codec import to_json
+from shoestring.core.files.codec import to_json
 from shoestring.core.job import Job
-from shoestring.federated.records import Records
+from shoestring.federated.devices.records import Records
+from shoestring.federated.playing.seeds import seed_of
 from shoestring.federated.round import Objective, Sums
-from shoestring.federated.seeds import seed_of
-from shoestring.federated.tasks.aggregates import BYTES, EDGES, device_moments, one_value_histogram
 from shoestring.federated.tasks.settings import TuneCandidate
-from shoestring.federated.tasks.totals import AFTER, BEFORE, JOINTLY, PAIRED, DeviceTotals, MetricSums, Telemetry
+from shoestring.federated.tasks.statistics.aggregates import BYTES, EDGES, device_moments, one_value_histogram
+from shoestring.federated.tasks.statistics.totals import (
+    AFTER,
+    BEFORE,
+    JOINTLY,
+    PAIRED,
+    DeviceTotals,
+    MetricSums,
+    Telemetry,
+)
 
 LARGEST = 1e100  # larger numbers count as diverged: their squares might overflow
 NOTHING_HELD_OUT = "holds nothing out"

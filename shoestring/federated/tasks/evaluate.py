@@ -14,16 +14,16 @@ from math import isfinite
 
 import numpy as np
 
-from shoestring.core.codec import Json, to_json
+from shoestring.core.command_line.suggest import did_you_mean
 from shoestring.core.errors import Mistake
-from shoestring.core.suggest import did_you_mean
-from shoestring.federated.tasks.aggregates import Histogram
+from shoestring.core.files.codec import Json, to_json
 from shoestring.federated.tasks.device import Question
-from shoestring.federated.tasks.estimates import WEIGHINGS
 from shoestring.federated.tasks.gather import Cohort, ask_and_release
-from shoestring.federated.tasks.release import LEAST, ReleasedTotals
+from shoestring.federated.tasks.privacy.release import LEAST, ReleasedTotals
 from shoestring.federated.tasks.settings import TuneCandidate
-from shoestring.federated.tasks.totals import ALONE, MetricSums, Telemetry
+from shoestring.federated.tasks.statistics.aggregates import Histogram
+from shoestring.federated.tasks.statistics.estimates import WEIGHINGS
+from shoestring.federated.tasks.statistics.totals import ALONE, MetricSums, Telemetry
 
 ALL = ""  # the group of all devices
 

@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoestring.core.codec import finite_json, to_json
 from shoestring.core.errors import Mistake
+from shoestring.core.files.codec import finite_json, to_json
 from shoestring.core.job import Job
-from shoestring.federated.fold import COMPARISONS, ABRow, ABTable, ABTables, comparisons_in
-from shoestring.federated.prepare import Prepared
-from shoestring.federated.records import records_of
-from shoestring.federated.saved_weights import row_of
-from shoestring.federated.seeds import generator_of
+from shoestring.federated.devices.records import records_of
+from shoestring.federated.model.saved_weights import row_of
+from shoestring.federated.planning.prepare import Prepared
+from shoestring.federated.playing.fold import COMPARISONS, ABRow, ABTable, ABTables, comparisons_in
+from shoestring.federated.playing.seeds import generator_of
 from shoestring.federated.simulation.cohort import Engine
 from shoestring.federated.tasks.compare import Comparison
 from shoestring.federated.tasks.gather import Cohort
-from shoestring.federated.tasks.registry import Registry
+from shoestring.federated.tasks.privacy.registry import Registry
 from shoestring.federated.tasks.settings import TuneCandidate, Value, text_of
 from shoestring.federated.tasks.task import Attachment, FederatedTask, code_of
-from shoestring.runs.export import checkpoint_of
 from shoestring.runs.folder import Folder
+from shoestring.runs.reports.export import checkpoint_of
 
 INITIAL = "the job's own"  # name of the job's initial model
 

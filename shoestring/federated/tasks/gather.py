@@ -8,16 +8,16 @@ from time import perf_counter
 
 from torch import Tensor
 
+from shoestring.core.command_line.suggest import did_you_mean
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.suggest import did_you_mean
-from shoestring.federated.device_errors import Failure, error_class, withhold_text
-from shoestring.federated.device_output import withheld_output
-from shoestring.federated.records import Records
+from shoestring.federated.devices.device_errors import Failure, error_class, withhold_text
+from shoestring.federated.devices.device_output import withheld_output
+from shoestring.federated.devices.records import Records
 from shoestring.federated.tasks.device import DeviceEngine, Question, ask_devices, failed_device
-from shoestring.federated.tasks.registry import Registry
-from shoestring.federated.tasks.release import ReleasedTotals, release_totals
-from shoestring.federated.tasks.totals import DeviceTotals, Telemetry, sum_totals
+from shoestring.federated.tasks.privacy.registry import Registry
+from shoestring.federated.tasks.privacy.release import ReleasedTotals, release_totals
+from shoestring.federated.tasks.statistics.totals import DeviceTotals, Telemetry, sum_totals
 
 CHUNK = 64  # devices that work at once
 

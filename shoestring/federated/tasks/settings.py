@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 
+from shoestring.core.clients.local import Local
+from shoestring.core.command_line.suggest import did_you_mean
 from shoestring.core.errors import Mistake
-from shoestring.core.local import Local
-from shoestring.core.suggest import did_you_mean
 
 KINDS: Mapping[str, type] = {
     "epochs": int,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shoestring.core.units import bytes_text
 from shoestring.federated.tasks.compare import Change, Comparison
 from shoestring.federated.tasks.evaluate import ALL, Estimate, Evaluation
-from shoestring.federated.tasks.totals import Telemetry
+from shoestring.federated.tasks.statistics.totals import Telemetry
 from shoestring.federated.tasks.tune import TriedSetting, Tuning
 
 

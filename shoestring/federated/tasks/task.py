@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoestring.core.codec import Unreadable, from_json, to_json
+from shoestring.core.command_line.suggest import did_you_mean
 from shoestring.core.errors import Mistake
-from shoestring.core.files import draft_file
+from shoestring.core.files.codec import Unreadable, from_json, to_json
+from shoestring.core.files.files import draft_file
+from shoestring.core.files.regular import read_regular
+from shoestring.core.files.seal import Damaged, seal, unseal
 from shoestring.core.job import target
-from shoestring.core.regular import read_regular
-from shoestring.core.seal import Damaged, seal, unseal
-from shoestring.core.suggest import did_you_mean
-from shoestring.federated.tasks.release import LEAST
+from shoestring.federated.tasks.privacy.release import LEAST
 from shoestring.federated.tasks.settings import TuneCandidate
 
 KINDS = ("train", "evaluate", "tune", "compare")

@@ -24,17 +24,17 @@ from math import ceil, log2
 
 import numpy as np
 
-from shoestring.core.codec import Json, to_json
 from shoestring.core.errors import Mistake
+from shoestring.core.files.codec import Json, to_json
 from shoestring.core.job import target
 from shoestring.federated.tasks.device import Question
-from shoestring.federated.tasks.estimates import LEVEL, WEIGHINGS, Means
 from shoestring.federated.tasks.evaluate import ALL, failures
 from shoestring.federated.tasks.gather import Cohort, ask_and_release
-from shoestring.federated.tasks.release import LEAST, ReleasedTotals, TooFew
+from shoestring.federated.tasks.privacy.release import LEAST, ReleasedTotals, TooFew
 from shoestring.federated.tasks.settings import TuneCandidate
-from shoestring.federated.tasks.student import tails
-from shoestring.federated.tasks.totals import Telemetry
+from shoestring.federated.tasks.statistics.estimates import LEVEL, WEIGHINGS, Means
+from shoestring.federated.tasks.statistics.student import tails
+from shoestring.federated.tasks.statistics.totals import Telemetry
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from torch.distributed.elastic.events.api import Event as AgentEvent
 from torch.distributed.elastic.events.api import EventSource
 
 from shoestring.core.errors import Crashed, Mistake
-from shoestring.core.files import temporary_folder
+from shoestring.core.files.files import temporary_folder
 from shoestring.processes.group.fork_server import ForkServer
 from shoestring.processes.group.rendezvous import Closed, Rendezvous
 from shoestring.processes.group.store import interface
@@ -44,8 +44,8 @@ from shoestring.processes.nodes import Team
 from shoestring.processes.signals import stopping_gently
 from shoestring.processes.streams import standard_files
 from shoestring.processes.task import R, Task
-from shoestring.runs.event import Event, Failed
-from shoestring.runs.event_log import note
+from shoestring.runs.events.event import Event, Failed
+from shoestring.runs.events.event_log import note
 
 
 def run_group(

@@ -26,8 +26,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
-from shoestring.core.codec import from_json, to_json
 from shoestring.core.errors import Mistake
+from shoestring.core.files.codec import from_json, to_json
 from shoestring.core.units import seconds_text
 from shoestring.processes.group.round import Invitation
 from shoestring.processes.group.store import connect_store, give_up_after, host_store, torchrun_key, torchrun_store

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoestring.core.codec import from_json, to_json
+from shoestring.core.files.codec import from_json, to_json
 from shoestring.processes.task import Task, read_task, task_text
 from shoestring.runs.request import Request
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.errors import Crashed
-from shoestring.core.signals import STOP
+from shoestring.core.running.signals import STOP
 from shoestring.core.units import seconds_text
 from shoestring.processes.group.channel import PEER_LOST, Receiver
 from shoestring.processes.group.decision import TRIES, Decision, Setback, decide
@@ -43,8 +43,8 @@ from shoestring.processes.messages import (
 from shoestring.processes.nodes import Team
 from shoestring.processes.standstill import deadline_of, no_answer
 from shoestring.processes.task import GroupHistory, JobTask, Task
-from shoestring.runs.event import Begun, Died, Event, Reformed, Saved, Stepped, Stopped, Warned
-from shoestring.runs.event_log import note
+from shoestring.runs.events.event import Begun, Died, Event, Reformed, Saved, Stepped, Stopped, Warned
+from shoestring.runs.events.event_log import note
 
 LOOK = 0.1  # seconds between two looks at the workers
 JOIN = 60.0  # seconds for workers to find each other

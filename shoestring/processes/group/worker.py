@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shoestring.core.errors import Mistake
-from shoestring.core.signals import listen
+from shoestring.core.running.signals import listen
 from shoestring.processes.group.channel import PEER_LOST, Sender
 from shoestring.processes.group.round import GroupRound, read_round
 from shoestring.processes.launch import fingerprint
@@ -27,7 +27,7 @@ from shoestring.processes.task import GroupSeat, JobTask, Task
 from shoestring.processes.worker import last_message, perform_task
 
 if TYPE_CHECKING:
-    from shoestring.core.link import Link
+    from shoestring.core.workers.link import Link
 
 PAUSE = 0.02
 
@@ -53,7 +53,7 @@ def main(private: Path) -> NoReturn:
             sender.send(WorkerJoined())
             return perform_task(task, sender.send, link)
         except Exception as error:
-            from shoestring.core.link import DeadlinePassed
+            from shoestring.core.workers.link import DeadlinePassed
 
             if says_peer_lost(error):  # this worker has no error of its own: its launcher forms the group again
                 sender.send(
@@ -143,7 +143,7 @@ def says_peer_lost(error: BaseException | None) -> bool:
     """Whether an error says that another worker can't be reached any more."""
     from torch import distributed
 
-    from shoestring.core.link import PeerLost
+    from shoestring.core.workers.link import PeerLost
 
     while error is not None:
         if isinstance(error, (PeerLost, distributed.DistError)) or "gloo/transport" in str(error):

@@ -97,9 +97,9 @@ class Admission:
 
         >>> admission = Admission(Batching(tokens=100, packed=True))
         >>> second = AffineTime(base=0.0, per_row=0.0, per_token=0.01)  # a second for a full batch
-        >>> admission.answered_in(AdmissionLoad(0, 0, [0.0]), 1, 50, second)
+        >>> admission.seconds_to_answer(AdmissionLoad(0, 0, [0.0]), 1, 50, second)
         0.5
-        >>> admission.answered_in(AdmissionLoad(10, 200, [1.0, 0.0]), 1, 50, second)  # 1 + 2 seconds of work for two replicas
+        >>> admission.seconds_to_answer(AdmissionLoad(10, 200, [1.0, 0.0]), 1, 50, second)  # 1 + 2 seconds of work for two replicas
         2.25
         """
         waste = 1.0 if self.how.packed else 1 / SIMILAR  # padding, at most

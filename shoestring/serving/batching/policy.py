@@ -55,7 +55,7 @@ def next_batch(waiting: Sequence[Waiting], how: Batching, now: float) -> list[in
 def choose_batch(lengths: Sequence[int], how: Batching) -> list[int]:
     """Places of the requests in a batch, of those that wait, in the order in which they are considered.
 
-    >>> filled([10, 90, 12], Batching(tokens=40)), filled([90, 10], Batching(tokens=40)), filled([], Batching(tokens=40))
+    >>> choose_batch([10, 90, 12], Batching(tokens=40)), choose_batch([90, 10], Batching(tokens=40)), choose_batch([], Batching(tokens=40))
     ([0, 2], [0], [])
     """
     if not lengths:

@@ -185,7 +185,7 @@ def effective(mask: Tensor) -> Tensor | None:
 
 def combine_masks(masks: Sequence[Tensor | None]) -> Tensor | None:
     """
-    >>> combined([None, torch.tensor([True])]), combined([])
+    >>> combine_masks([None, torch.tensor([True])]), combine_masks([])
     (tensor([True]), None)
     """
     found = [mask for mask in masks if mask is not None]

@@ -102,7 +102,7 @@ class BatchInputs:
 
 def pad_and_stack(tensors: Sequence[Tensor], form: InputForm) -> Tensor:
     """
-    >>> padded([torch.tensor([7, 3]), torch.tensor([4])], InputForm("ids", torch.int64, (-1,), pad=9)).tolist()
+    >>> pad_and_stack([torch.tensor([7, 3]), torch.tensor([4])], InputForm("ids", torch.int64, (-1,), pad=9)).tolist()
     [[7, 3], [4, 9]]
     """
     if form.axis is None or len({one.shape for one in tensors}) == 1:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from shoestring.compression.onnx.export import ExportedFile, export_onnx
 from shoestring.compression.onnx.interface import Forward, interface_of
 from shoestring.core.batch import Batch
+from shoestring.core.command_line.extras import require
 from shoestring.core.errors import Mistake, error_sentence
-from shoestring.core.extras import require
 from shoestring.serving.engines.comparison import References, references
 from shoestring.serving.engines.engine import ServingEngine
 from shoestring.serving.engines.outputs import Compute, answers_alone

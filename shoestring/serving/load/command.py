@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import sys
 
-from shoestring.core.exit_codes import DONE, FAULT
+from shoestring.core.command_line.exit_codes import DONE, FAULT
 from shoestring.show.output import say, screen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoestring.core.command import Call
+    from shoestring.core.command_line.command import Call
     from shoestring.serving.load.options import LoadCommand
     from shoestring.serving.load.outcome import LoadOutcome
 
 
 def run(command: LoadCommand, call: Call) -> int:
-    from shoestring.core.codec import to_json
-    from shoestring.core.extras import require
+    from shoestring.core.command_line.extras import require
+    from shoestring.core.files.codec import to_json
 
     command.check()
     require("serve")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from shoestring.core.extras import require
-from shoestring.core.options import speaking_of_arguments
+from shoestring.core.command_line.extras import require
+from shoestring.core.command_line.options import speaking_of_arguments
 from shoestring.serving.load.bodies import bodies_in
 from shoestring.serving.load.options import LoadCommand
 from shoestring.serving.load.outcome import LoadOutcome, due_times, outcome_of

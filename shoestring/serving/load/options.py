@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoestring.core.arguments import argument, dataclass
+from shoestring.core.command_line.arguments import argument, dataclass
 from shoestring.core.errors import Mistake
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoestring.serving.protocols.asked import AskedFor
 from shoestring.serving.protocols.front import Front
-from shoestring.serving.protocols.refusals import RefusedRequest, wrong
-from shoestring.serving.protocols.strict_json import checked_object, value_text
+from shoestring.serving.protocols.http.asked import AskedFor
+from shoestring.serving.protocols.http.refusals import RefusedRequest, wrong
+from shoestring.serving.protocols.http.strict_json import checked_object, value_text
 from shoestring.serving.sample import Sample, Tensors
 
 KNOWN = ("input", "model", "encoding_format", "dimensions", "user")

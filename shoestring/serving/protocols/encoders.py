@@ -19,10 +19,10 @@ from threading import Lock
 from typing import Any
 
 from shoestring.core.errors import Mistake, error_sentence
-from shoestring.core.seams import calls_user
-from shoestring.serving.protocols.refusals import RefusedRequest, wrong
+from shoestring.core.user_code.seams import calls_user
+from shoestring.serving.protocols.http.refusals import RefusedRequest, wrong
+from shoestring.serving.protocols.http.strict_json import value_text
 from shoestring.serving.protocols.samples import as_output, sample_of
-from shoestring.serving.protocols.strict_json import value_text
 from shoestring.serving.sample import Sample, Signature, Tensors
 
 SHORT = 0.001  # seconds: a request waits no longer for another one's step in the event loop

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shoestring.serving.protocols.asked import AskedFor
-from shoestring.serving.protocols.config import ServerConfig
 from shoestring.serving.protocols.encoders import AnswerEncoder
+from shoestring.serving.protocols.http.asked import AskedFor
+from shoestring.serving.protocols.http.config import ServerConfig
+from shoestring.serving.protocols.http.refusals import RefusedRequest, error_answer
 from shoestring.serving.protocols.metrics import ServedCounts
-from shoestring.serving.protocols.refusals import RefusedRequest, error_answer
 from shoestring.serving.replicas.happenings import Happening, ServedFigures
 from shoestring.serving.replicas.repository import ModelRepository
 from shoestring.serving.sample import Sample, Signature, Tensors

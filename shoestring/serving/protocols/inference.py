@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoestring.serving.protocols.asked import AskedFor
-from shoestring.serving.protocols.refusals import RefusedRequest, wrong
+from shoestring.serving.protocols.http.asked import AskedFor
+from shoestring.serving.protocols.http.refusals import RefusedRequest, wrong
+from shoestring.serving.protocols.http.strict_json import checked_object, read_json, value_text, written_json
 from shoestring.serving.protocols.samples import fits, length_of
-from shoestring.serving.protocols.strict_json import checked_object, read_json, value_text, written_json
 from shoestring.serving.protocols.tensors import DATATYPES, from_bytes, from_lists, raw_bytes
 from shoestring.serving.sample import Sample, Signature, TensorForm, Tensors
 

@@ -50,7 +50,7 @@ class Distribution:
 
 def label_text(labels: Mapping[str, str]) -> str:
     r"""
-    >>> labelled({"model": 'a"b\\c', "door": "infer"})
+    >>> label_text({"model": 'a"b\\c', "door": "infer"})
     '{model="a\\"b\\\\c",door="infer"}'
     """
     if not labels:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.core.named_outputs import NamedOutputs
+from shoestring.core.model.named_outputs import NamedOutputs
 from shoestring.serving.sample import Sample, Signature, TensorForm, Tensors
 
 ALONE = "output"  # name of the output of a model that gives one tensor

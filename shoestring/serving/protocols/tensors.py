@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoestring.serving.protocols.refusals import wrong
+from shoestring.serving.protocols.http.refusals import wrong
 from shoestring.serving.replicas.wire import tensor_bytes
 
 DATATYPES = {

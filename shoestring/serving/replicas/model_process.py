@@ -27,7 +27,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from shoestring.core.errors import reason_text
-from shoestring.core.signals import STOP
+from shoestring.core.running.signals import STOP
 from shoestring.processes.group.fork_server_main import die_with, reap, set_process_name
 from shoestring.serving.engines.engine import ServingEngine
 from shoestring.serving.replicas.facts import EngineFacts, facts_of

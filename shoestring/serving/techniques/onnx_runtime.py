@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoestring.core.exactness import Exactness
-from shoestring.serving.evidence import ONNX, ONNX_INT8
+from shoestring.serving.measuring.evidence import ONNX, ONNX_INT8
 from shoestring.serving.technique import Deployment, ServingCost, ServingTechnique
 
 

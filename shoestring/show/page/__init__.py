@@ -17,16 +17,16 @@ from functools import cache
 from markupsafe import Markup
 
 from shoestring.planning.spelling import defaults
-from shoestring.runs.report import Report
-from shoestring.show.page.curves import losses, metrics, norms, process, rates, throughput, validations
-from shoestring.show.page.cut import stages
+from shoestring.runs.reports.report import Report
 from shoestring.show.page.document import document
-from shoestring.show.page.figures import blocks, comparison, parts
+from shoestring.show.page.drawings.curves import losses, metrics, norms, process, rates, throughput, validations
 from shoestring.show.page.render import compile_all, escape_cut, render
 from shoestring.show.page.room_page import ask_room, page_of, pages
+from shoestring.show.page.sections.cut import stages
+from shoestring.show.page.sections.figures import blocks, comparison, parts
+from shoestring.show.page.sections.telling import checkpoints, events, footer, plan, runners_up, shown_text
+from shoestring.show.page.sections.top import title, top
 from shoestring.show.page.style import STYLE
-from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown_text
-from shoestring.show.page.top import title, top
 
 Section = Callable[[Report], str]
 GROUP = "shoestring.sections"

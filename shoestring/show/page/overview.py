@@ -15,13 +15,13 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from shoestring.core.units import about, bytes_text
-from shoestring.runs.report import Report
-from shoestring.show.page.charts import MOST, Chart, Line
-from shoestring.show.page.curves import HELD_OUT, MOST_NAME, metric_line, metric_names, process_line, step_line
-from shoestring.show.page.drawing import Strip, strip
+from shoestring.runs.reports.report import Report
+from shoestring.show.page.drawings.charts import MOST, Chart, Line
+from shoestring.show.page.drawings.curves import HELD_OUT, MOST_NAME, metric_line, metric_names, process_line, step_line
+from shoestring.show.page.drawings.drawing import Strip, strip
 from shoestring.show.page.render import render
 from shoestring.show.page.room_page import Cell, RoomCell, ask_room, page_of, pages
-from shoestring.show.page.standing import NO_BETTER, counted_steps, headline, standing, taken_steps, why_ended
+from shoestring.show.page.sections.standing import NO_BETTER, counted_steps, headline, standing, taken_steps, why_ended
 from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
     STATES,
@@ -112,7 +112,7 @@ def summary(report: Report, name: str) -> Summary:
 def techniques_in(report: Report) -> str | None:
     """The techniques of a run's plan; None if there is no plan yet.
 
-    >>> from shoestring.runs.plan_summary import PlanSummary
+    >>> from shoestring.runs.reports.plan_summary import PlanSummary
     >>> techniques_in(Report(plan=PlanSummary(techniques=()))), techniques_in(Report())
     ('plain', None)
     """

@@ -15,9 +15,9 @@ from shoestring.show.page.render import NONE
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from shoestring.runs.report import Report
-    from shoestring.show.page.charts import Line
-    from shoestring.show.page.tiles import Tile
+    from shoestring.runs.reports.report import Report
+    from shoestring.show.page.drawings.charts import Line
+    from shoestring.show.page.sections.tiles import Tile
 
 
 P = TypeVar("P")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 
-from shoestring.runs.event import Begun
-from shoestring.runs.report import Report
+from shoestring.runs.events.event import Begun
+from shoestring.runs.reports.report import Report
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class TrainingTime:
 
     def __call__(self, when: float) -> float:
         """
-        >>> from shoestring.runs.report import Curves
+        >>> from shoestring.runs.reports.report import Curves
         >>> lives = [Begun(steps=9, step=0, time=105), Begun(steps=9, step=2, time=150)]
         >>> clock = clock_of(Report(begun=100, last=160, curves=Curves(process=[(8, 1), (20, 1), (55, 1)]), events=lives))
         >>> clock.planning, clock(8), clock(20), clock(55), clock.trained

@@ -10,9 +10,9 @@ from math import isfinite
 from markupsafe import Markup
 
 from shoestring.core.rooms import Verb
-from shoestring.runs import time_left
-from shoestring.runs.event import Begun, Validated, Warned
-from shoestring.runs.report import Report
+from shoestring.runs.events import time_left
+from shoestring.runs.events.event import Begun, Validated, Warned
+from shoestring.runs.reports.report import Report
 from shoestring.show.page.render import NONE, escape_cut
 from shoestring.show.page.room_page import ask_room, page_of
 

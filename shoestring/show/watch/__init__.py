@@ -21,7 +21,7 @@ def serve(
     """Serve the page of runs, or of folders of runs, until asked to stop; ready(url) is called once it can be opened."""
     import threading
 
-    from shoestring.core.signals import listening
+    from shoestring.core.running.signals import listening
     from shoestring.show.watch.follow import Watch
     from shoestring.show.watch.server import WatchServer
 

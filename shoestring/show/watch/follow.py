@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from shoestring.runs.event_log import NAME
+from shoestring.runs.events.event_log import NAME
+from shoestring.runs.events.history import History
 from shoestring.runs.folder import holder
-from shoestring.runs.history import History
-from shoestring.runs.report import Report, report_of
+from shoestring.runs.reports.report import Report, report_of
 from shoestring.show.page import content, prepare
 from shoestring.show.page.overview import curves, overview, summary
-from shoestring.show.page.top import title
+from shoestring.show.page.sections.top import title
 from shoestring.show.page.words import state_of
 from shoestring.show.watch.places import check, is_run
 

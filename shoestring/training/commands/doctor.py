@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
+from shoestring.core.command_line.exit_codes import DONE
 from shoestring.core.errors import Mistake
-from shoestring.core.exit_codes import DONE
 from shoestring.show.output import say, screen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoestring.core.command import Call
-    from shoestring.core.hardware import Hardware
+    from shoestring.core.command_line.command import Call
+    from shoestring.core.costs.hardware import Hardware
     from shoestring.training.options import DoctorCommand
 
 
@@ -43,7 +43,7 @@ def run(asked: DoctorCommand, call: Call) -> int:
 
 def missing() -> list[str]:
     """Optional packages that are missing, and what they are needed for."""
-    from shoestring.core.extras import EXTRAS
+    from shoestring.core.command_line.extras import EXTRAS
     from shoestring.training.memory.allocator import LIBRARIES, library
 
     libraries = [

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from shoestring.core.command import Call
+    from shoestring.core.command_line.command import Call
     from shoestring.core.job import Job
     from shoestring.processes.nodes import Team
     from shoestring.runs.resume import Resolved
     from shoestring.training.options import PlanOptions
-    from shoestring.training.plan import TrainingOutcome, TrainingPlan
+    from shoestring.training.planning.plan import TrainingOutcome, TrainingPlan
 
 ROOM = "shoestring.training.execution.job_planning"  # the module imported by commands of training
 
@@ -30,7 +30,7 @@ AskedJob = namedtuple("AskedJob", ["path", "flags"])
 def asked_job(call: Call, job: str, course: Mapping[str, Any]) -> AskedJob:
     """The job that a command names, checked as far as possible without heavy imports. `course`: the given steps, epochs
     and seed, which are added to the job's flags."""
-    from shoestring.core.suggest import nearest
+    from shoestring.core.command_line.suggest import nearest
     from shoestring.jobfile import job_path, parse_flags
 
     if not os.path.exists(job) and call.words[:1] and (meant := nearest(call.words[0], call.own_flags)):
@@ -127,7 +127,7 @@ def plan_for(
     from shoestring.processes.chatter import overheard
     from shoestring.training.commands.progress import telling
     from shoestring.training.execution.job_planning import plan_job
-    from shoestring.training.plan import load_plan
+    from shoestring.training.planning.plan import load_plan
 
     if asked.plan:
         plan = load_plan(Path(asked.plan))

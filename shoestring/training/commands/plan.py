@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from shoestring.core.exit_codes import DONE
+from shoestring.core.command_line.exit_codes import DONE
 from shoestring.show.output import screen
 from shoestring.training.commands.job_flags import asked_job, load_job, plan_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoestring.core.command import Call
+    from shoestring.core.command_line.command import Call
     from shoestring.core.job import Job
     from shoestring.training.options import PlanCommand
 
@@ -23,7 +23,7 @@ def run(asked: PlanCommand, call: Call) -> int:
     import json
     from pathlib import Path
 
-    from shoestring.training.outcome_text import training_outcome_text
+    from shoestring.training.report.outcome_text import training_outcome_text
 
     job = load_job(call, given.path, given.flags)
     outcome = plan_for(call, job, asked.plan, team, asked.hardware)
@@ -45,8 +45,8 @@ def weights_note(job: Job) -> str:
     """Which of the job's weights come from its files and which do not; empty if all do."""
     if not job.weights:
         return ""
-    from shoestring.runs.export import model_of
-    from shoestring.runs.initial_weights import source
+    from shoestring.runs.reports.export import model_of
+    from shoestring.runs.weights.initial_weights import source
 
     found = source(model_of(job.model), job)
     return found.note if found else ""

@@ -12,9 +12,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from shoestring.core.command import Call
+    from shoestring.core.command_line.command import Call
     from shoestring.core.job import Job
-    from shoestring.runs.event import Event, Stepped
+    from shoestring.runs.events.event import Event, Stepped
     from shoestring.runs.resume import OpenedRun
     from shoestring.show.terminal import ProgressLine
 
@@ -53,7 +53,7 @@ class Shower:
     """Shows the events of a run. Earlier events of a resumed run are in its folder."""
 
     def __init__(self, call: Call, line: MovingLine, job: Job, held: OpenedRun, ticker: Ticker) -> None:
-        from shoestring.runs.history import History
+        from shoestring.runs.events.history import History
 
         self.ticker = ticker
         ticker.begin("training: making the model")
@@ -71,7 +71,7 @@ class Shower:
     def __call__(self, event: Event) -> None:
         from dataclasses import replace
 
-        from shoestring.runs.event import Begun, Died, Reformed, Stepped, Validated, Warned
+        from shoestring.runs.events.event import Begun, Died, Reformed, Stepped, Validated, Warned
 
         if isinstance(event, (Begun, Stepped)):
             self.ticker.begin(f"training, after step {event.step}" if event.step else "training: the first step")
@@ -106,7 +106,7 @@ class Shower:
     def on_step(self, event: Stepped) -> None:
         """Update the line after every step. On a pipe, print a line every ten steps or every hundredth of the run,
         whichever is rarer, and for a step that ends ten seconds after the last line."""
-        from shoestring.runs.time_left import time_left
+        from shoestring.runs.events.time_left import time_left
         from shoestring.show.terminal import ProgressLine
 
         self.seconds.append(event.seconds)

@@ -10,14 +10,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shoestring.core.command import Call
+    from shoestring.core.command_line.command import Call
     from shoestring.core.job import Job
     from shoestring.processes.nodes import Team
     from shoestring.runs.folder import Folder
     from shoestring.runs.request import Request
     from shoestring.runs.session import Session
     from shoestring.training.options import PlanOptions
-    from shoestring.training.plan import TrainingOutcome, TrainingPlan
+    from shoestring.training.planning.plan import TrainingOutcome, TrainingPlan
 
 
 def why_unplaced(chosen: TrainingPlan, world: int) -> str:
@@ -39,8 +39,8 @@ def request_without_workers(folder: Folder, request: Request, reason: str, world
     from dataclasses import replace
 
     from shoestring.core.technique import parse_technique, text
-    from shoestring.runs.event import Adopted
-    from shoestring.runs.event_log import note
+    from shoestring.runs.events.event import Adopted
+    from shoestring.runs.events.event_log import note
     from shoestring.training.catalogue import CATALOGUE, TOGETHER
     from shoestring.training.group_technique import uniting
 
@@ -59,10 +59,10 @@ def request_without_workers(folder: Folder, request: Request, reason: str, world
 
 def following_plan(asked: PlanOptions, job: Job, folder: Folder, exact: str | None, workers: Team) -> TrainingPlan:
     """The plan that was made after the run ran out of memory; from now on it is the run's plan."""
-    from shoestring.runs.event import Adopted
-    from shoestring.runs.event_log import note
+    from shoestring.runs.events.event import Adopted
+    from shoestring.runs.events.event_log import note
     from shoestring.runs.session import kept_plan
-    from shoestring.training.plan import check_paths, plan_in
+    from shoestring.training.planning.plan import check_paths, plan_in
 
     following = folder.path / "plan-next.json"
     if not following.exists():
@@ -88,10 +88,10 @@ def new_plan(
     from shoestring.core.budget import Budget
     from shoestring.core.technique import parse_technique
     from shoestring.core.units import bytes_text
-    from shoestring.runs.event import Planning
-    from shoestring.runs.event_log import note
+    from shoestring.runs.events.event import Planning
+    from shoestring.runs.events.event_log import note
     from shoestring.training.catalogue import CATALOGUE
-    from shoestring.training.plan import check_paths
+    from shoestring.training.planning.plan import check_paths
 
     memory = request.memory
     check_paths(
@@ -111,7 +111,7 @@ def new_plan(
 def require_means(chosen: TrainingPlan, workers: Team, folder: Path) -> None:
     """Refuse a plan that these workers, or this disk, can't execute."""
     from shoestring.training.group_technique import uniting
-    from shoestring.training.memory.disk_store import require_room
+    from shoestring.training.memory.offload.disk_store import require_room
 
     if workers.world > 1 and not uniting(chosen.techniques):
         raise Mistake(
@@ -131,8 +131,8 @@ def after_memory_ran_out(call: Call, workers: Team, job: Job, held: Session, cho
     """Plan again, using what was measured; returns the message for the user."""
     from shoestring.core.units import bytes_text
     from shoestring.measure.process import memory_free
-    from shoestring.runs.checkpoints import newest_good
-    from shoestring.runs.report import report_of
+    from shoestring.runs.checkpoints.checkpoints import newest_good
+    from shoestring.runs.reports.report import report_of
     from shoestring.training.execution.job_planning import plan_job
     from shoestring.training.options import PlanOptions
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 
+from shoestring.core.command_line.exit_codes import DONE, STOPPED
 from shoestring.core.errors import Mistake
-from shoestring.core.exit_codes import DONE, STOPPED
 from shoestring.show.output import say
 from shoestring.show.run_end import report_finished, report_unfinished, session_of
 from shoestring.training.commands.job_flags import AskedJob, JobLoader, asked_job
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from shoestring.core.command import Call
+    from shoestring.core.command_line.command import Call
     from shoestring.processes.group.rendezvous import Rendezvous
     from shoestring.processes.nodes import Team
     from shoestring.runs.request import Request
@@ -36,9 +36,9 @@ def train_in_folder(asked: TrainCommand, call: Call, given: AskedJob) -> int:
     _, workers = asked.run.cadence, asked.workers.team(os.environ)
     from pathlib import Path
 
-    from shoestring.core.extras import require
+    from shoestring.core.command_line.extras import require
     from shoestring.jobfile import usual_values
-    from shoestring.runs.report import report_of
+    from shoestring.runs.reports.report import report_of
     from shoestring.runs.request import request_for
     from shoestring.runs.resume import new_folder, open_run
     from shoestring.training.commands.train_run import TrainRun
@@ -99,7 +99,7 @@ def check_invited(asked: TrainCommand, path: Path, task: TrainTask, given: Mappi
 
     from shoestring.training.commands.job_flags import check_flags
     from shoestring.training.evidence.tasks import techniques_of
-    from shoestring.training.plan import check_paths
+    from shoestring.training.planning.plan import check_paths
 
     assert task.recording is not None, "machines train together, in a folder"
     folder = task.recording.folder

@@ -20,15 +20,14 @@ from shoestring.processes.launch import fingerprint, run_worker
 from shoestring.processes.messages import OutOfMemory
 from shoestring.processes.nodes import Team
 from shoestring.processes.task import task_text
-from shoestring.runs.event import Event
-from shoestring.runs.report import report_of
+from shoestring.runs.events.event import Event
+from shoestring.runs.reports.report import report_of
+from shoestring.runs.reports.tensorboard import Board
 from shoestring.runs.request import Request
 from shoestring.runs.session import Execution, Session
-from shoestring.runs.tensorboard import Board
 from shoestring.show.moving_line import MovingLine
 from shoestring.show.output import say, screen
 from shoestring.show.ticker import Ticker
-from shoestring.training.admission import check_together
 from shoestring.training.commands.job_flags import JobLoader
 from shoestring.training.commands.progress import Shower
 from shoestring.training.commands.run_plan import (
@@ -46,12 +45,13 @@ from shoestring.training.execution.recorder import RecordingSettings
 from shoestring.training.execution.tasks import TrainResult, TrainTask
 from shoestring.training.execution.verification import worker_environment
 from shoestring.training.options import TrainCommand
-from shoestring.training.outcome_text import training_outcome_text
-from shoestring.training.plan import TrainingOutcome, TrainingPlan, check_paths, plan_in
+from shoestring.training.planning.admission import check_together
+from shoestring.training.planning.plan import TrainingOutcome, TrainingPlan, check_paths, plan_in
+from shoestring.training.report.outcome_text import training_outcome_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoestring.core.command import Call
+    from shoestring.core.command_line.command import Call
 
 
 @dataclass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from shoestring.core.command_line.exit_codes import DONE, NOT_KEPT
 from shoestring.core.exactness import Exactness, stated_in
-from shoestring.core.exit_codes import DONE, NOT_KEPT
 from shoestring.show.output import say, screen
 from shoestring.training.commands.job_flags import asked_job, load_job, plan_for
 
@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from shoestring.core.command import Call
+    from shoestring.core.command_line.command import Call
     from shoestring.training.options import VerifyCommand
 
 VERDICTS = {True: "kept", False: "NOT KEPT", None: "not checked"}

@@ -24,14 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
+from shoestring.core.costs.ledger import Ledger
+from shoestring.core.costs.ledger_parts import Traffic, Trait
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.ledger import Ledger
-from shoestring.core.ledger_parts import Traffic, Trait
-from shoestring.core.link import Link
 from shoestring.core.private import RUNNING_NORMS, write_count
-from shoestring.core.run import Run, add_up_shared, weighted_loss
-from shoestring.core.run_state import RunState
+from shoestring.core.running.run import Run, add_up_shared, weighted_loss
+from shoestring.core.running.run_state import RunState
+from shoestring.core.workers.link import Link
 from shoestring.training.data_parallel.learning_rate import rate_times
 from shoestring.training.data_parallel.reducer import BUCKET, Bucket, Reducer, Send, make_buckets
 from shoestring.training.group_technique import GroupTechnique

@@ -18,17 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoestring.core.assignment import Assignment, Batches
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
-from shoestring.core.link import GroupDone, Link, PeerLost
+from shoestring.core.optimization.schedule import Schedule
 from shoestring.core.private import number_of
-from shoestring.core.run import Run
-from shoestring.core.run_state import RunState
-from shoestring.core.schedule import Schedule
+from shoestring.core.running.run import Run
+from shoestring.core.running.run_state import RunState
+from shoestring.core.workers.assignment import Assignment, Batches
+from shoestring.core.workers.link import GroupDone, Link, PeerLost
 from shoestring.training.data_parallel.data_parallel import trained_parameters
 from shoestring.training.data_parallel.learning_rate import rate_times
-from shoestring.training.data_parallel.pushes import Pushes, may_begin
+from shoestring.training.data_parallel.parameter_server.pushes import Pushes, may_begin
 from shoestring.training.links.shared_memory import Shared
 
 IDLE = -1  # in place of a version: the worker computes nothing now

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from shoestring.core.batch import Batch
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.errors import Mistake
-from shoestring.core.ledger import Ledger
-from shoestring.core.link import Link
-from shoestring.core.run import Run
-from shoestring.core.run_state import RunState
+from shoestring.core.running.run import Run
+from shoestring.core.running.run_state import RunState
+from shoestring.core.workers.link import Link
 from shoestring.training.data_parallel.data_parallel import (
     Statistics,
     data_parallel_refusal,

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
-from shoestring.core.link import Link
-from shoestring.core.run import Run, weighted_loss
-from shoestring.core.run_state import RunState
+from shoestring.core.running.run import Run, weighted_loss
+from shoestring.core.running.run_state import RunState
+from shoestring.core.workers.link import Link
 from shoestring.numerics.error_feedback import encode_and_keep
 from shoestring.training.data_parallel.data_parallel import Statistics, share_of, trained_parameters
-from shoestring.training.data_parallel.gradient_codecs import Codec
+from shoestring.training.data_parallel.gradient_compression.gradient_codecs import Codec
 from shoestring.training.data_parallel.reducer import make_buckets
 from shoestring.training.links.process_link import Rows, own_row
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
-from shoestring.core.link import Link, Sending
+from shoestring.core.workers.link import Link, Sending
 
 BUCKET = 16 << 20  # bytes of gradients per message, unless one weight has more
 

@@ -23,7 +23,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake, reason_text
 from shoestring.core.job import Job
 from shoestring.core.private import tree_leaves
-from shoestring.core.run import Run
+from shoestring.core.running.run import Run
 from shoestring.data.lengths import planned_batches
 from shoestring.measure.holdings import Holders
 from shoestring.measure.load import HELD_UP, Timing, believed_timings, busy_share, effort, enough, timing
@@ -228,12 +228,20 @@ def resident_bytes(size: int) -> int:
 
 
 def measure_anchor(
-    job: Job, techniques: tuple[Technique, ...], model: nn.Module, memory: bool, usual: Sequence[Batch] = ()
+    job: Job,
+    techniques: tuple[Technique, ...],
+    model: nn.Module,
+    memory: bool,
+    usual: Sequence[Batch] = (),
+    *,
+    alone: bool = False,
 ) -> dict[str, Any]:
     """One measured step of the job under these techniques: memory with the largest batch, time with the `usual` batches
-    if those are others."""
+    if those are others. `alone`: without what only techniques' figures are made of, and with no more steps while other
+    processes slow them down."""
     with planned_data(job) as (batches, held):  # what the data source keeps is in memory in training too
-        return measure_anchor_on(list(islice(batches, 2)), job, techniques, model, memory, usual, Holders(job, held))
+        largest = list(islice(batches, 2))
+        return measure_anchor_on(largest, job, techniques, model, memory, usual, Holders(job, held), alone)
 
 
 def measure_anchor_on(
@@ -244,16 +252,17 @@ def measure_anchor_on(
     memory: bool,
     usual: Sequence[Batch],
     holders: Holders,
+    alone: bool,
 ) -> dict[str, Any]:
     """The same, given the largest batches."""
     feed = list(usual) or largest
-    run, alone = build_run(job, techniques, model), job.link.world == 1
-    times = step_times(run, [feed], 1, alone=alone)[0]
+    run, one_worker = build_run(job, techniques, model), job.link.world == 1
+    times = step_times(run, [feed], 1, alone=one_worker)[0]
     endless = times.step > ENDLESS and times.busy <= HELD_UP
     count = min(max(int(ENOUGH / times.step), 2), TIMED)
-    most = max(count, min(MORE * count, int(LONGEST / times.by_clock)))
+    most = 0 if alone else max(count, min(MORE * count, int(LONGEST / times.by_clock)))
     if memory:
-        times = times if endless else step_times(run, [feed], count, most, alone)[0]
+        times = times if endless else step_times(run, [feed], count, most, one_worker)[0]
         if usual:
             step_times(run, [largest], 1)
         above, share, own = overheads(run, largest, job, holders)
@@ -265,10 +274,11 @@ def measure_anchor_on(
             "filled": share,
             "validation_bytes": own,
         }
-    smaller = {} if times.by_clock > ENDLESS or any(one.splits_batch for one in techniques) else pieces_of(job, feed)
+    whole = alone or times.by_clock > ENDLESS or any(one.splits_batch for one in techniques)
+    smaller = {} if whole else pieces_of(job, feed)
     smaller = {number: part for number, part in smaller.items() if can_run(run, part)}
     if not endless:
-        times, *others = step_times(run, [feed, *smaller.values()], count, most, alone)
+        times, *others = step_times(run, [feed, *smaller.values()], count, most, one_worker)
     if usual:  # run the largest batch among the others, because the allocator keeps memory of those too
         for _ in steps(run, chain(islice(planned_batches(replace(job, largest=None)), VARIED), largest)):
             pass
@@ -282,10 +292,11 @@ def measure_anchor_on(
     result["paces"] = (
         [(number, pace(times, other, number)) for number, other in zip(smaller, others, strict=True)] if smaller else []
     )
-    result["adding"] = fastest(
-        lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
-    )
-    result["probes"] = run_probes(run)
+    if not alone:
+        result["adding"] = fastest(
+            lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
+        )
+        result["probes"] = run_probes(run)
     if job.validates:  # last, because it frees the gradients
         forget_peak()
         begun = time.perf_counter()

@@ -2,7 +2,7 @@
 counter, a generator. Whatever they keep is afterwards as it was found, and never holds a fake tensor.
 
 Everything that the functions lead to is looked at, as for memory (measure/holdings.py), and pictured as what a block
-keeps is (memory/block_state.py): tensors, lists and dicts, attributes, class attributes, cells of closures, globals.
+keeps is (memory/recompute/block_state.py): tensors, lists and dicts, attributes, class attributes, cells of closures, globals.
 Not put back: data, which are read from their beginning by whoever trains; weights; tensors larger than LARGE; what
 iterators, caches and C++ keep.
 """
@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoestring.core.foreign import attributes_of, container_kind, slots_of
 from shoestring.core.job import Job
 from shoestring.core.private import without_modes
+from shoestring.core.user_code.foreign import attributes_of, container_kind, slots_of
 from shoestring.measure.holdings import OF_DATA, OURS, functions_of, is_of_library, names_in, objects_in, package_of
-from shoestring.training.memory.block_state import (
+from shoestring.training.memory.recompute.block_state import (
     GENERATORS,
     UNCHANGING,
     Frozen,

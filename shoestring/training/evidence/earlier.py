@@ -19,7 +19,7 @@ from shoestring.core.errors import Mistake
 from shoestring.measure.cache import read_cached, write_cached
 from shoestring.measure.probe import hardware_file
 from shoestring.training.evidence.tasks import TechniqueSpec, specs_of, techniques_of
-from shoestring.training.plan import TrainingPlan
+from shoestring.training.planning.plan import TrainingPlan
 from shoestring.training.technique import TrainingTechnique as Technique
 
 MOST = 500  # number of answers that are kept

@@ -40,7 +40,7 @@ def seconds_waiting(
 def quiet_seconds(fetch: Timing) -> float:
     """The seconds of a fetch on a quiet machine. One that waits for a disk or a network does not wait for a core then.
 
-    >>> undisturbed(Timing(0.25, ran=0.01, waited=0.05)), undisturbed(Timing(4.0, ran=2.0, waited=6.0))
+    >>> quiet_seconds(Timing(0.25, ran=0.01, waited=0.05)), quiet_seconds(Timing(4.0, ran=2.0, waited=6.0))
     (0.2, 1.0)
     """
     return max(fetch.seconds - fetch.waited, fetch.alone)

@@ -6,19 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from shoestring.core import random_state
+from shoestring.core.costs.ledger import Ledger
+from shoestring.core.costs.ledger_parts import Findings, Trait
 from shoestring.core.errors import reason_text
-from shoestring.core.ledger import Ledger
-from shoestring.core.ledger_parts import Findings, Trait
-from shoestring.core.mesh import on_one_axis
+from shoestring.core.running import random_state
+from shoestring.core.workers.mesh import on_one_axis
 from shoestring.measure.instructions import deadly
 from shoestring.measure.tracker import Log
 from shoestring.training.evidence.anchor import why_not_again
-from shoestring.training.evidence.pieces import try_in_pieces
 from shoestring.training.evidence.real_steps import needs_of, real_steps
 from shoestring.training.evidence.rehearsals import Rehearsals
 from shoestring.training.evidence.step import Anchor, first_batch, plain_ledger, unsplittable
 from shoestring.training.evidence.tasks import PiecesTask
+from shoestring.training.evidence.trials.pieces import try_in_pieces
 from shoestring.training.group_technique import uniting
 from shoestring.training.technique import TrainingTechnique as Technique
 

@@ -19,8 +19,8 @@ import torch
 from shoestring.core.batch import Batch, tensors, to_device
 from shoestring.core.errors import Mistake, error_sentence
 from shoestring.core.job import Job
-from shoestring.core.run import Run
-from shoestring.core.seams import calls_user
+from shoestring.core.running.run import Run
+from shoestring.core.user_code.seams import calls_user
 from shoestring.data.elements import ByIdentity
 from shoestring.measure.holdings import Holders
 from shoestring.measure.timeline import validation

@@ -13,12 +13,12 @@ from itertools import chain, islice
 
 from torch import nn
 
-from shoestring.core import random_state
-from shoestring.core.blame import blame_for, failure_text
 from shoestring.core.errors import Crashed, JobFailed, Mistake, OverBudget
-from shoestring.core.foreign import copy_module
 from shoestring.core.job import Job
+from shoestring.core.running import random_state
 from shoestring.core.units import bytes_text
+from shoestring.core.user_code.blame import blame_for, failure_text
+from shoestring.core.user_code.foreign import copy_module
 from shoestring.data.feed import looking
 from shoestring.data.lengths import planned_batches
 from shoestring.measure.process import memory_free
@@ -28,7 +28,7 @@ from shoestring.training.evidence.rehearsals import COPIES, NoRoom
 from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.loop import steps
-from shoestring.training.plan import TrainingDetails, TrainingPlan, training_plan
+from shoestring.training.planning.plan import TrainingDetails, TrainingPlan, training_plan
 
 STEPS = 3  # number of plain steps to try
 

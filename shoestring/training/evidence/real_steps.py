@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
-from shoestring.core.codec import to_json
 from shoestring.core.errors import NotRepeatable
+from shoestring.core.files.codec import to_json
 from shoestring.core.technique import in_order
 from shoestring.measure.process import memory_free
 from shoestring.measure.timeline import blocks_of, peak
@@ -17,7 +18,7 @@ from shoestring.measure.tracker import Log
 from shoestring.training.catalogue import CATALOGUE, close_environment
 from shoestring.training.evidence.rehearsals import PATIENCE, Rehearsals
 from shoestring.training.evidence.step import Anchor, anchor_of_sample, first_batch
-from shoestring.training.evidence.tasks import AnchorResult, AnchorStep, AnchorTask, SampleTask, TechniqueSpec, specs_of
+from shoestring.training.evidence.tasks import AnchorResult, AnchorStep, AnchorTask, SampleTask, specs_of
 from shoestring.training.group_technique import uniting
 from shoestring.training.technique import TrainingTechnique as Technique
 
@@ -44,6 +45,7 @@ class Needs:
 
     sizes: bool = True  # where memory goes, to predict processes with other allocators
     pieces: bool = True  # whether a batch in two micro-batches gives the same numbers
+    techniques: bool = True  # operations and smaller batches that techniques' figures are made of
 
 
 def needs_of(only: tuple[Technique, ...] | None) -> Needs:
@@ -54,6 +56,7 @@ def needs_of(only: tuple[Technique, ...] | None) -> Needs:
     return Needs(
         united or any(one.predictable or one.environment for one in only),
         united or any(one.splits_batch for one in only),
+        bool(only),
     )
 
 
@@ -71,9 +74,11 @@ def real_steps(
     specs = {key: specs_of(techniques) for key, techniques in wanted.items()}
     try:
         typical = None if rehearsals.job.largest is None else rehearsals.lengths.typical
-        timing = AnchorTask(**rehearsals.about_job(), variants=specs, pieces=needs.pieces, typical=typical)
+        alone = not (needs.techniques or extra or len(wanted) > 1)
+        timing = AnchorTask(**rehearsals.about_job(), variants=specs, pieces=needs.pieces, typical=typical, alone=alone)
+        question = {"times": to_json(specs), "alone": alone}
         timed = with_same_times(
-            rehearsals, plain, specs, rehearsals.ask_worker(timing, environment, "measuring a real step")
+            rehearsals, plain, question, rehearsals.ask_worker(timing, environment, "measuring a real step")
         )
     except NotRepeatable as error:
         if not extra:
@@ -124,13 +129,13 @@ def alike(one: float, other: float) -> bool:
 
 
 def with_same_times(
-    rehearsals: Rehearsals, plain: Log, variants: Mapping[str, tuple[TechniqueSpec, ...]], measured: AnchorResult
+    rehearsals: Rehearsals, plain: Log, question: Mapping[str, Any], measured: AnchorResult
 ) -> AnchorResult:
     """The measurements, with the seconds replaced by those first measured for the same step. Sizes and trials are this
     job's own: a number in the job may change them without changing the step's log."""
     if rehearsals.kept is None or rehearsals.real:
         return measured
-    first = rehearsals.kept.same_times(plain, {"times": to_json(variants)}, measured)
+    first = rehearsals.kept.same_times(plain, question, measured)
     steps = {
         key: replace(
             one,

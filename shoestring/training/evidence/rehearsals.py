@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.core import random_state
-from shoestring.core.codec import to_json
+from shoestring.core.costs.hardware import Hardware
 from shoestring.core.errors import Mistake, error_sentence, first_line
-from shoestring.core.foreign import copy_module
-from shoestring.core.hardware import Hardware
+from shoestring.core.files.codec import to_json
 from shoestring.core.job import Job
-from shoestring.core.mesh import Mesh, imagined_mesh
 from shoestring.core.private import load_compiler
+from shoestring.core.running import random_state
+from shoestring.core.user_code.foreign import copy_module
+from shoestring.core.workers.mesh import Mesh, imagined_mesh
 from shoestring.data.lengths import STATED, Lengths
 from shoestring.measure.fake import LooksAtValues
 from shoestring.measure.process import memory_free

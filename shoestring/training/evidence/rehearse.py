@@ -19,17 +19,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shoestring.core import random_state
-from shoestring.core.assignment import Assignment
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.mesh import on_one_axis
-from shoestring.core.run import Run, plain_run
-from shoestring.core.run_state import RunState
-from shoestring.core.run_weights import bytes_stored, traffic
-from shoestring.core.schedule import takes_steps, with_schedule
+from shoestring.core.optimization.schedule import takes_steps, with_schedule
+from shoestring.core.running import random_state
+from shoestring.core.running.run import Run, plain_run
+from shoestring.core.running.run_state import RunState
+from shoestring.core.running.run_weights import bytes_stored, traffic
 from shoestring.core.technique import applied, in_order
+from shoestring.core.workers.assignment import Assignment
+from shoestring.core.workers.mesh import on_one_axis
 from shoestring.data.feed import with_step_count
 from shoestring.data.lengths import data_begun, planned_batches, planned_feed
 from shoestring.measure.blocks import blocks
@@ -41,7 +41,7 @@ from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.evidence.as_found import as_found
 from shoestring.training.evidence.held_out import rehearse_validation
 from shoestring.training.loop import steps
-from shoestring.training.memory.block_state import generators_of
+from shoestring.training.memory.recompute.block_state import generators_of
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.technique import check_division
 
@@ -174,7 +174,7 @@ def build_run(
         if not isinstance(part, RunState):
             raise Mistake(
                 f"the part {name!r} of the run's state is a {type(part).__name__}, which lacks the methods of run state: let its "
-                f"class inherit from shoestring.core.run_state.RunState"
+                f"class inherit from shoestring.core.running.run_state.RunState"
             )
     return with_method_calls(run) if any(map(methods, run.blocks.values())) else run
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.core import random_state
-from shoestring.core.foreign import copy_module
 from shoestring.core.job import Job
 from shoestring.core.private import FakeTensor, own_buffers, tree_leaves, tree_map
+from shoestring.core.running import random_state
+from shoestring.core.user_code.foreign import copy_module
 from shoestring.measure.calls import as_calls, without_caches
 from shoestring.measure.fake import Stage
 from shoestring.measure.holdings import Holders
@@ -28,7 +28,7 @@ from shoestring.measure.tracker import Tracker
 from shoestring.training.evidence.anchor import MORE, fastest, resident_bytes
 from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.evidence.step import first_batch
-from shoestring.training.memory.fused import can_be_fused
+from shoestring.training.memory.optimizers.fused import can_be_fused
 
 TIMES = 3
 UPDATED = 4 << 20  # numbers whose update is timed

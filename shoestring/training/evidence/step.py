@@ -13,11 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.core.errors import Mistake
-from shoestring.core.hardware import Hardware
-from shoestring.core.job import Job
-from shoestring.core.ledger import Block, Ledger, interpolate
-from shoestring.core.ledger_parts import (
+from shoestring.core.costs.hardware import Hardware
+from shoestring.core.costs.ledger import Block, Ledger, interpolate
+from shoestring.core.costs.ledger_parts import (
     Allocation,
     AllocatorRates,
     Findings,
@@ -29,9 +27,11 @@ from shoestring.core.ledger_parts import (
     ValidationCost,
     Workers,
 )
-from shoestring.core.link import Link
-from shoestring.core.mesh import Mesh, imagined_mesh, on_one_axis, rank_at
+from shoestring.core.errors import Mistake
+from shoestring.core.job import Job
 from shoestring.core.units import seconds_text
+from shoestring.core.workers.link import Link
+from shoestring.core.workers.mesh import Mesh, imagined_mesh, on_one_axis, rank_at
 from shoestring.data.feed import NO_BATCH
 from shoestring.data.lengths import planned_batches
 from shoestring.measure.timeline import blocks_of, last_step, peak, validation, with_filled_workspaces

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from shoestring.core.sum_costs import Speeds
 from shoestring.core.technique import in_order, technique_from, technique_json
+from shoestring.core.workers.sum_costs import Speeds
 from shoestring.measure.tracker import Log
 from shoestring.processes.task import GroupSeat, JobTask, R, Tell
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.technique import TrainingTechnique
 
 if TYPE_CHECKING:
-    from shoestring.core.link import Link
+    from shoestring.core.workers.link import Link
 
 ROOM = "training"
 
@@ -123,6 +123,7 @@ class AnchorTask(StepsTask[AnchorResult]):
     variants: Mapping[str, tuple[TechniqueSpec, ...]]  # techniques by variant; "": the step that must work
     memory: bool = False  # measure memory instead of time
     pieces: bool = True  # with the time: try whether two micro-batches give the same result
+    alone: bool = False  # time the step and nothing that only techniques' figures are made of
     typical: int | None = None  # number of the batch to time; None: the one that is measured for memory
 
     def perform(self, tell: Tell, link: Link | None) -> AnchorResult:

@@ -15,7 +15,7 @@ from math import prod
 from shoestring.core.batch import Batch
 from shoestring.core.units import bytes_text
 from shoestring.data.lengths import BatchSize, Lengths, largest_of, size_of
-from shoestring.training.plan import TrainingPlan
+from shoestring.training.planning.plan import TrainingPlan
 
 TRACKED = 2  # the first so many steps are always tracked
 # Parts of a peak that do not depend on the batch

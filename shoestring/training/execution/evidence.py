@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from itertools import islice
 
-from shoestring.core.codec import from_json, to_json
+from shoestring.core.costs.hardware import Hardware
 from shoestring.core.errors import error_sentence
-from shoestring.core.hardware import Hardware
+from shoestring.core.files.codec import from_json, to_json
 from shoestring.data.lengths import batches_at, planned_batches, planned_for
 from shoestring.measure.probe import measure_hardware
 from shoestring.measure.tracker import Log
-from shoestring.runs.initial_weights import fresh_model
+from shoestring.runs.weights.initial_weights import fresh_model
 from shoestring.training.evidence.anchor import measure_anchor, why_not_again
 from shoestring.training.evidence.fetching import seconds_waiting
-from shoestring.training.evidence.pieces import QUICK, try_in_pieces
 from shoestring.training.evidence.rehearse import track
 from shoestring.training.evidence.sample import sample_blocks
-from shoestring.training.evidence.stages import try_in_stages
 from shoestring.training.evidence.tasks import (
     AnchorResult,
     AnchorStep,
@@ -30,6 +28,8 @@ from shoestring.training.evidence.tasks import (
     StagesTask,
     techniques_of,
 )
+from shoestring.training.evidence.trials.pieces import QUICK, try_in_pieces
+from shoestring.training.evidence.trials.stages import try_in_stages
 from shoestring.training.execution.job_of_task import job_of
 from shoestring.training.execution.tasks import DoctorTask, LinkSpeed, LinkSpeedTask
 from shoestring.training.group_technique import StagedTechnique
@@ -49,7 +49,10 @@ def anchor(task: AnchorTask) -> AnchorResult:
     for name, specs in task.variants.items():
         try:
             steps[name] = from_json(
-                AnchorStep, to_json(measure_anchor(job, techniques_of(specs), fresh_model(job), task.memory, usual))
+                AnchorStep,
+                to_json(
+                    measure_anchor(job, techniques_of(specs), fresh_model(job), task.memory, usual, alone=task.alone)
+                ),
             )
         except Exception as error:
             if name == "":
@@ -60,7 +63,7 @@ def anchor(task: AnchorTask) -> AnchorResult:
     # Last, because its memory must not count as the step's.
     plain, slow = techniques_of(task.variants[""]), steps[""].times["step"] > QUICK
     found = try_in_pieces(job, lambda: fresh_model(job), plain, slow) if task.pieces else {}
-    again = "" if slow or plain else why_not_again(job, fresh_model(job))
+    again = "" if slow or plain or task.alone else why_not_again(job, fresh_model(job))
     return AnchorResult(steps, found, again, seconds_waiting(job, steps[""].times["step"]))
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoestring.core.coordinates import coordinates
 from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job
 from shoestring.core.technique import technique_json
+from shoestring.core.workers.coordinates import coordinates
 from shoestring.planning.quantities import MEASURABLE
-from shoestring.runs.report import Report
-from shoestring.runs.report_json import cut_json, finished_json
+from shoestring.runs.reports.report import Report
+from shoestring.runs.reports.report_json import cut_json, finished_json
 from shoestring.training.execution.tasks import TrainResult
-from shoestring.training.plan import TrainingPlan
+from shoestring.training.planning.plan import TrainingPlan
 
 
 def training_report(job: Job, chosen: TrainingPlan, told: Report, result: TrainResult) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from shoestring.core.batch import leaves
-from shoestring.core.hardware import Hardware
+from shoestring.core.costs.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.data.feed import Feed
 from shoestring.jobfile import flags_of

@@ -8,8 +8,8 @@ from typing import Any
 
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.link import Link
-from shoestring.core.mesh import imagined_mesh
+from shoestring.core.workers.link import Link
+from shoestring.core.workers.mesh import imagined_mesh
 from shoestring.data.feed import first_steps
 from shoestring.data.lengths import batches_at, once, shared_data
 from shoestring.jobfile import load_job

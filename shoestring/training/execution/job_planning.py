@@ -13,10 +13,10 @@ from pathlib import Path
 
 from torch import nn
 
+from shoestring.core.costs.hardware import Hardware, cluster, for_group, measured_group
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, allowed_levels
-from shoestring.core.files import temporary_folder
-from shoestring.core.hardware import Hardware, cluster, for_group, measured_group
+from shoestring.core.files.files import temporary_folder
 from shoestring.core.job import Job
 from shoestring.core.technique import parse_technique
 from shoestring.data.feed import with_step_count
@@ -35,10 +35,10 @@ from shoestring.training.evidence.plain_only import is_an_answer
 from shoestring.training.execution.job_key import about_job
 from shoestring.training.execution.tasks import LinkSpeedTask
 from shoestring.training.group_technique import mesh_sizes, uniting
-from shoestring.training.named_plan import check_named
 from shoestring.training.options import PlanOptions
-from shoestring.training.plan import TrainingOutcome
-from shoestring.training.planner import Planner
+from shoestring.training.planning.named_plan import check_named
+from shoestring.training.planning.plan import TrainingOutcome
+from shoestring.training.planning.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 
 NOTHING_ASKED = PlanOptions()

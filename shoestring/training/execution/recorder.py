@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from shoestring.core.link import Link, agreement, agreement_bytes
-from shoestring.core.run import Run
-from shoestring.core.run_state import LivesOnDisk
-from shoestring.core.run_weights import traffic
-from shoestring.core.signals import listen, stop_reason
+from shoestring.core.running.run import Run
+from shoestring.core.running.run_state import LivesOnDisk
+from shoestring.core.running.run_weights import traffic
+from shoestring.core.running.signals import listen, stop_reason
 from shoestring.core.units import bytes_text
+from shoestring.core.workers.link import Link, agreement, agreement_bytes
 from shoestring.data.feed import Feed
-from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import (
+from shoestring.runs.checkpoints.cadence import Cadence
+from shoestring.runs.checkpoints.checkpoints import (
     RunCheckpoint,
     best_in,
     clear_drafts,
@@ -31,11 +31,11 @@ from shoestring.runs.checkpoints import (
     reading_untrusted,
     whole_number,
 )
-from shoestring.runs.event import Begun, Event, Failed, Finished, Stepped, Stopped, Validated, Warned
-from shoestring.runs.event_log import Events
+from shoestring.runs.checkpoints.saver import Saver, Snapshot, gather_only
+from shoestring.runs.events.event import Begun, Event, Failed, Finished, Stepped, Stopped, Validated, Warned
+from shoestring.runs.events.event_log import Events
 from shoestring.runs.folder import Folder
 from shoestring.runs.modules import note_modules
-from shoestring.runs.saver import Saver, Snapshot, gather_only
 from shoestring.training.execution.snapshot import PARTS, best_snapshot, restore, snapshot_of
 from shoestring.training.progress import DATA_ENDED, Progress
 from shoestring.training.validation import NoGoal

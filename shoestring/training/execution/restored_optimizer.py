@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from shoestring.core.errors import error_sentence
+from shoestring.core.optimization.stepping_trial import BY_WEIGHT, ELEMENTWISE
 from shoestring.core.private import without_modes
-from shoestring.core.stepping import BY_WEIGHT, ELEMENTWISE
 from shoestring.training.optimizers import Lamb, Lars
 
 READ = (*ELEMENTWISE, *BY_WEIGHT, Lamb, Lars)

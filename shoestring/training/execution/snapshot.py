@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.private import storage_id_of
-from shoestring.core.run import Run
-from shoestring.core.run_state import DividesOptimizer, KeepsWeights, LivesOnDisk, StoredTensor, TrainsBeside
-from shoestring.core.run_weights import stored_weights
+from shoestring.core.running import random_state
+from shoestring.core.running.run import Run
+from shoestring.core.running.run_state import DividesOptimizer, KeepsWeights, LivesOnDisk, StoredTensor, TrainsBeside
+from shoestring.core.running.run_weights import stored_weights
 from shoestring.data.feed import Feed
-from shoestring.runs.checkpoints import RunCheckpoint
-from shoestring.runs.saver import Snapshot
+from shoestring.runs.checkpoints.checkpoints import RunCheckpoint
+from shoestring.runs.checkpoints.saver import Snapshot
 from shoestring.training.execution.restored_optimizer import lack_of
 
 KERNELS = ("fused", "foreach")  # chosen by the plan, not by the checkpoint

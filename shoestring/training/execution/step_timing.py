@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shoestring.core.mesh import lines
-from shoestring.core.run import Run
-from shoestring.core.run_state import RecordsTimes
-from shoestring.core.staging import OwnTimes, together
-from shoestring.runs.event import StageTimes
+from shoestring.core.running.run import Run
+from shoestring.core.running.run_state import RecordsTimes
+from shoestring.core.workers.mesh import lines
+from shoestring.core.workers.staging import OwnTimes, together
+from shoestring.runs.events.event import StageTimes
 
 TOLD_AFTER = 5  # the first report is after so many steps of a process, for `watch`; the last one at the end
 

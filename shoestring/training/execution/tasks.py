@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from shoestring.core.hardware import Hardware
-from shoestring.core.sum_costs import Rate
+from shoestring.core.costs.hardware import Hardware
+from shoestring.core.workers.sum_costs import Rate
 from shoestring.processes.messages import Closing
 from shoestring.processes.task import GroupHistory, Task, Tell
 from shoestring.training.evidence.tasks import (
@@ -27,7 +27,7 @@ from shoestring.training.execution.batch_sizes import ExpectedBatches
 from shoestring.training.execution.recorder import RecordingSettings
 
 if TYPE_CHECKING:
-    from shoestring.core.link import Link
+    from shoestring.core.workers.link import Link
 
 
 @dataclass(frozen=True)

@@ -10,53 +10,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
-from math import prod
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
-from xxhash import xxh3_64
 
-from shoestring.core import random_state
 from shoestring.core.batch import Batch
-from shoestring.core.blame import failure_text
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.link import GroupDone, Link
-from shoestring.core.run import Run
-from shoestring.core.run_state import LivesOnDisk
-from shoestring.core.run_weights import digest_state, guard_outside, stored_weights, weights
-from shoestring.core.seams import calls_user
-from shoestring.core.units import bytes_text
+from shoestring.core.running.run import Run
+from shoestring.core.workers.link import GroupDone, Link
 from shoestring.data.feed import NO_BATCH, Feed
 from shoestring.data.lengths import batches_at, planned_batches, planned_for
 from shoestring.measure.holdings import Holders
+from shoestring.measure.load import LoadWatch
 from shoestring.measure.process import status
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Tracker, watch_run
-from shoestring.runs.digest import weights_sha256
-from shoestring.runs.event import Event, Measured, Stepped, Warned
-from shoestring.runs.history import History, measured_by, measured_figures
-from shoestring.runs.initial_weights import fresh_model, source
-from shoestring.runs.tensors import pieces, write_tensors
+from shoestring.runs.events.event import Event, Measured, Stepped, Warned
+from shoestring.runs.events.history import History, measured_by, measured_figures
 from shoestring.training.evidence.held_out import Watching, looked_through
-from shoestring.training.evidence.rehearse import build_run, tracked_steps
+from shoestring.training.evidence.rehearse import tracked_steps
 from shoestring.training.evidence.tasks import TrialResult, TrialTask, techniques_of
 from shoestring.training.execution.batch_sizes import TRACKED, BatchSizes, ExpectedBatches
+from shoestring.training.execution.begin import made_run
 from shoestring.training.execution.job_of_task import job_of
 from shoestring.training.execution.recorder import Meter, Recorder, RecordingSettings
+from shoestring.training.execution.result import readable_state, trained_model
 from shoestring.training.execution.step_timing import own_times, report_timeline, stage_times
 from shoestring.training.execution.tasks import TrainResult, TrainTask
 from shoestring.training.loop import finite, steps
 from shoestring.training.progress import Progress
-from shoestring.training.technique import TrainingTechnique, making
+from shoestring.training.technique import TrainingTechnique
 from shoestring.training.validation import SilentObserver, run_validation
-
-SHOWN = 1 << 28  # bytes of weights on disk; above this, nothing is shown
 
 Tell = Callable[[Event], None]  # passes an event to the launcher
 
@@ -129,6 +117,7 @@ class Training:
         self.losses: list[float] = []
         self.history = History()  # used without a folder
         self.meter = Meter(self.run)
+        self.load = LoadWatch()
         self.batches: Iterator[Batch] = self.course.batches()
         self.sizes = BatchSizes(expects, recording.memory if recording else None, run.team.assignment.parts, self.warn)
         self.tensors: dict[str, Any] = {"peak_bytes": 0}  # their peak so far
@@ -262,6 +251,8 @@ class Training:
             self.feed.epochs,
             self.course.rate,
             self.run.noted.take_norm(),
+            # workers of a group slow each other down, as planned, and that is no disturbance
+            self.load.held_up(self.step_begun + seconds) if self.link.world == 1 else None,
         )
         go_on = self.recorder.after(self.run, self.course, step) if self.recorder else True
         if self.course.validated_at == self.number and self.noted:
@@ -344,92 +335,3 @@ class Training:
         return (
             found if found.get("peak_bytes") else {name: value for name, value in found.items() if name != "peak_bytes"}
         )
-
-
-def readable_state(run: Run) -> dict[str, Any]:
-    """The state of every technique that consists of numbers and text only, for the report."""
-
-    def plain(value: Any) -> bool:
-        if isinstance(value, dict):
-            return all(map(plain, value.values()))
-        return (
-            all(map(plain, value))
-            if isinstance(value, (list, tuple))
-            else value is None or isinstance(value, (int, float, str))
-        )
-
-    states = {
-        name: part.state_dict()
-        for name, part in run.state.items()
-        if part.of_technique and not isinstance(part, LivesOnDisk)
-    }
-    return {name: state for name, state in states.items() if state and plain(state)}
-
-
-def made_run(
-    job: Job,
-    techniques: tuple[TrainingTechnique, ...],
-    recorder: Recorder | None,
-    tracker: Tracker | None,
-    model: nn.Module | None = None,
-) -> Run:
-    """The job's run with techniques applied, for the job's model or the given one; without a tracker, the model is not
-    inspected."""
-    resumed = recorder.look() if recorder else False
-    with making(techniques):
-        if model is None:
-            model = fresh_model(job)
-            if recorder and not resumed and (found := source(model, job)) and found.note:
-                recorder.tell(Warned(found.note))
-        else:
-            random_state.seed(job.seed)
-        check_same_weights(model, job.link)
-        with tracker or nullcontext():
-            return build_run(
-                job, techniques, model, recorder.folder.path if recorder else None, resumed, tracker is not None
-            )
-
-
-def check_same_weights(model: nn.Module, link: Link) -> None:
-    """Refuse to train if workers started with different weights."""
-    if link.world == 1 or link.imagined:
-        return
-    digest = xxh3_64()
-    for value in model.state_dict().values():
-        for piece in pieces(value) if hasattr(value, "dtype") else ():
-            digest.update(piece)
-    found = link.objects(digest.hexdigest())
-    others = [rank for rank, one in enumerate(found) if one != found[0]]
-    if others:
-        raise Mistake(
-            f"worker {others[0]} of {link.world} made other weights than worker 0, though both began from the job's seed: "
-            f"the model draws from something else (the time, the operating system, its own generator); seed that too"
-        )
-
-
-@calls_user("show")
-def trained_model(job: Job, run: Run, file: str, warn: Callable[[str], None]) -> tuple[str, str]:
-    """The digest of the trained weights and the result of the job's `show`; weights are written to `file`, if given."""
-    found = {name: value for name, value in weights(run).items() if hasattr(value, "dtype")}
-    if run.team.link.rank and not stored_weights(run):  # the first worker has the same weights and reports them
-        return "", ""
-    digest, shown = (
-        weights_sha256({name: value for name, value in digest_state(run).items() if hasattr(value, "dtype")}),
-        "",
-    )
-    absent = sum(prod(one.shape) * one.dtype.itemsize for one in stored_weights(run).values())
-    if job.show is not None and absent > SHOWN:
-        shown = (
-            f"(the job's show is left out: {bytes_text(absent)} of weights are on disk and would be read for every call "
-            f"of the model; shoestring export gives them as a file)"
-        )
-    elif job.show is not None:
-        run.model.eval()
-        try:
-            with torch.no_grad(), run.outside.usable(), guard_outside(run):
-                shown = job.show(run.model) if run.team.link.rank == 0 else ""
-        except Exception as error:  # of a diverged model, for example: the run is finished all the same
-            warn(f"the job's show failed: {failure_text(error)}; the weights are saved")
-    if file:
-        write_tensors(Path(file), found)
-    return digest, shown

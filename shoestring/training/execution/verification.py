@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from shoestring.core.costs.hardware import Hardware
 from shoestring.core.exactness import Exactness
-from shoestring.core.files import temporary_folder
-from shoestring.core.hardware import Hardware
+from shoestring.core.files.files import temporary_folder
 from shoestring.core.job import Job
 from shoestring.core.technique import text
 from shoestring.measure.instructions import cap, cap_this_process
 from shoestring.measure.probe import known_hardware
 from shoestring.processes.launch import run_worker
-from shoestring.runs.tensors import TensorFile
+from shoestring.runs.weights.tensors import TensorFile
 from shoestring.training.evidence.gather import ledger_of_traits
 from shoestring.training.evidence.rehearsals import Rehearsals
 from shoestring.training.execution.batch_sizes import ExpectedBatches
 from shoestring.training.execution.tasks import TrainResult, TrainTask
-from shoestring.training.plan import TrainingPlan
+from shoestring.training.planning.plan import TrainingPlan
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.technique import environment
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from shoestring.core.sum_costs import AllReduceTable, Rate, fit_rates
-from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE, Machines
+from shoestring.core.workers.sum_costs import AllReduceTable, Rate, fit_rates
+from shoestring.core.workers.sums import LIBRARY, MEMORY, NAIVE, RING, TREE, Machines
 from shoestring.measure.process import status
 from shoestring.training.links.process_link import ProcessLink
 from shoestring.training.links.shared_memory_link import join_link

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from shoestring.core.link import DeadlinePassed, Link, PeerLost, Received, Sending
 from shoestring.core.private import all_gather, without_modes
-from shoestring.core.sum_costs import Speeds
-from shoestring.core.sums import BY_MESSAGES
+from shoestring.core.workers.link import DeadlinePassed, Link, PeerLost, Received, Sending
+from shoestring.core.workers.sum_costs import Speeds
+from shoestring.core.workers.sums import BY_MESSAGES
 from shoestring.training.links.sums import add_up
 
 SUMS = 1  # tag of messages that belong to an all-reduce, so that `receive` from any worker takes none of them

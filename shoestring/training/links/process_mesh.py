@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from torch import distributed as dist
 
-from shoestring.core.link import Link
-from shoestring.core.mesh import Mesh, lines
+from shoestring.core.workers.link import Link
+from shoestring.core.workers.mesh import Mesh, lines
 from shoestring.training.links.shared_memory_link import join_link
 
 

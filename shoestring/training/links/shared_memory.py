@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.core.files import clear, make_and_lock
-from shoestring.core.link import Link
+from shoestring.core.files.files import clear, make_and_lock
 from shoestring.core.units import bytes_text
+from shoestring.core.workers.link import Link
 
 LINE = 64  # bytes: alignment of tensors
 PLACES = ("/dev/shm", tempfile.gettempdir())
@@ -109,7 +109,7 @@ def with_room(place: str, size: int) -> Path:
 
 def round_up_to_line(size: int) -> int:
     """
-    >>> aligned(0), aligned(1), aligned(64)
+    >>> round_up_to_line(0), round_up_to_line(1), round_up_to_line(64)
     (0, 64, 64)
     """
     return -(-size // LINE) * LINE

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from shoestring.core.link import CompletedWork, DeadlinePassed, Link, Sending
-from shoestring.core.sum_costs import Speeds
-from shoestring.core.sums import MEMORY
+from shoestring.core.workers.link import CompletedWork, DeadlinePassed, Link, Sending
+from shoestring.core.workers.sum_costs import Speeds
+from shoestring.core.workers.sums import MEMORY
 from shoestring.training.links import mailbox
 from shoestring.training.links.mailbox import Mailbox
 from shoestring.training.links.process_link import ProcessLink

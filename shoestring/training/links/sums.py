@@ -1,4 +1,4 @@
-"""All-reduce by messages: carries out the rounds of core/sums.py over a link."""
+"""All-reduce by messages: carries out the rounds of core/workers/sums.py over a link."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shoestring.core.link import Sending
-from shoestring.core.sum_costs import AllReduceTable
-from shoestring.core.sums import Receive, rounds
+from shoestring.core.workers.link import Sending
+from shoestring.core.workers.sum_costs import AllReduceTable
+from shoestring.core.workers.sums import Receive, rounds
 
 
 class Carrier(Protocol):

@@ -6,7 +6,7 @@
 
 The loss is a mean over the batch's weight w (samples, or valid tokens), so a micro-batch counts w_piece / w_batch.
 Equal to plain training up to the order of the sum, as long as no layer mixes samples (batch norm does;
-training/evidence/pieces.py tries the rest) and none draws random numbers (dropout then draws other masks of the same
+training/evidence/trials/pieces.py tries the rest) and none draws random numbers (dropout then draws other masks of the same
 distribution).
 Huang et al.: GPipe, 2019, arXiv 1811.06965, section 2.
 """
@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from shoestring.core.batch import Batch
+from shoestring.core.costs.ledger import Ledger
+from shoestring.core.costs.ledger_parts import Trait
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.ledger import Ledger
-from shoestring.core.ledger_parts import Trait
-from shoestring.core.run import Run, weighted_loss
+from shoestring.core.running.run import Run, weighted_loss
 from shoestring.training.technique import MIXED, TrainingTechnique
 
 

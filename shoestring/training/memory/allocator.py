@@ -26,10 +26,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar
 
+from shoestring.core.costs.ledger import Ledger
+from shoestring.core.costs.ledger_parts import AllocatorRates, Trait
 from shoestring.core.errors import Mistake
-from shoestring.core.ledger import Ledger
-from shoestring.core.ledger_parts import AllocatorRates, Trait
-from shoestring.core.run import Run
+from shoestring.core.running.run import Run
 from shoestring.core.technique import text
 from shoestring.training.technique import TrainingTechnique
 

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch, map_leaves
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.errors import Mistake
-from shoestring.core.ledger import Ledger
+from shoestring.core.optimization.stepping import parameter_like
 from shoestring.core.private import FakeTensor, own_buffers, own_parameters
-from shoestring.core.run import Run
-from shoestring.core.run_state import RunState
-from shoestring.core.stepping import parameter_like
+from shoestring.core.running.run import Run
+from shoestring.core.running.run_state import RunState
 from shoestring.measure.instructions import deadly, require
 from shoestring.training.technique import TrainingTechnique
 

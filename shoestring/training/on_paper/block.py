@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoestring.core.cluster_file import PRECISIONS
+from shoestring.core.costs.cluster_file import PRECISIONS
 from shoestring.training.on_paper.machines import Machines
 from shoestring.training.on_paper.products import MatrixProduct, PaperDevice, product_seconds
 from shoestring.training.on_paper.transformer import Transformer
@@ -26,7 +26,8 @@ class BlockSeconds:
 
 
 def device(machines: Machines, precision: str) -> PaperDevice:
-    return PaperDevice(machines.rate(precision), machines.bandwidth, machines.processors, PRECISIONS[precision])
+    rate, wide = machines.rate(precision), PRECISIONS[precision]
+    return PaperDevice(rate, machines.bandwidth, machines.processors, machines.start, wide)
 
 
 def block_work(model: Transformer, machines: Machines, precision: str, micro_batch: int, tensor: int) -> BlockSeconds:

@@ -2,7 +2,8 @@
 
 A device has `processors` that each compute one tile of the result at a time, so a product takes as many rounds
 ("waves") as its tiles need; the last may be nearly empty. A tile's inside runs at the device's rate; its result is then
-written to memory while nothing is computed. That is why short inner dimensions are slow: the same writing for less
+written to memory while nothing is computed, and the next one waits for its first numbers. That is why short
+inner dimensions are slow, and why a larger model reaches a higher share of the peak: the same waiting for more
 computing. A product with fewer tiles than processors is split along its inner dimension (split-K), as the libraries do.
 """
 
@@ -43,6 +44,7 @@ class PaperDevice:
     rate: float  # operations per second
     bandwidth: float  # bytes per second of its memory
     processors: int
+    start: float = 0.0  # seconds of a wave before its first products
     wide: float = 2.0  # bytes of a number that is read; results are written in 16 bits
 
 
@@ -64,4 +66,4 @@ def tiled_seconds(product: MatrixProduct, device: PaperDevice, high: int, wide: 
         * device.wide
         / device.bandwidth
     )
-    return max(waves * computed, read) + waves * written
+    return max(waves * computed, read) + waves * (written + device.start)

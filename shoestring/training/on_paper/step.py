@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from shoestring.training.on_paper.block import HALF, BlockSeconds, block_work, head_work
+from shoestring.training.on_paper.block import HALF, BlockSeconds, block_work, device, head_work, weight_products
 from shoestring.training.on_paper.machines import Machines
 from shoestring.training.on_paper.mesh import PaperMesh
+from shoestring.training.on_paper.products import product_seconds
 from shoestring.training.on_paper.sums import all_gather_seconds, all_reduce_seconds, send_seconds
 from shoestring.training.on_paper.transformer import Transformer
 
@@ -23,6 +24,9 @@ class PaperJob:
     precision: str = "bf16"
     gradient_bytes: float = 4.0  # bytes of a gradient number in the all-reduce
     overlapped: bool = True  # whether gradients are all-reduced during backward; else after it
+    sums_beside: bool = (
+        False  # whether backward's all-reduces along tensor run beside the products of weights' gradients
+    )
     metrics: int = 0  # cross entropies besides the loss, computed from the logits of every micro-batch after backward
     stops_early: bool = (
         False  # recomputation stops when backward has all it needs, which is before a block's last product: torch's
@@ -60,7 +64,7 @@ def step(job: PaperJob, mesh: PaperMesh, machines: Machines) -> PaperStepSeconds
     compute = (
         blocks * (one.forward + again + one.backward) + head.forward + head.backward
     )  # the last stage has the head, and all wait for it
-    tensor = tensor_sums(job.model, mesh, machines, blocks)
+    tensor = tensor_sums(job, mesh, machines, blocks)
     sends = stage_sends(job.model, mesh, machines)
     if mesh.sharding == 3:
         data, state = hidden_gathers(job, mesh, machines, one, head), 1 / mesh.data
@@ -88,15 +92,24 @@ def device_parameters(model: Transformer, mesh: PaperMesh) -> float:
     return (model.layers // mesh.stage * model.block_parameters() + ends) / mesh.tensor
 
 
-def tensor_sums(model: Transformer, mesh: PaperMesh, machines: Machines, blocks: int) -> float:
+def tensor_sums(job: PaperJob, mesh: PaperMesh, machines: Machines, blocks: int) -> float:
     """All-reduces of a micro-batch's activations: two in every block's forward, two in its backward, and two if it is
-    recomputed."""
-    size = HALF * mesh.micro_batch * model.sequence * model.hidden
-    times = 6 if mesh.checkpointing else 4
+    recomputed.
+
+    Those of backward are of input gradients. With `sums_beside` each runs while the same layer's weight gradients are
+    computed, as in Megatron-LM since 2022 (NVIDIA/apex pull request 1297; arXiv 2205.05198 names it as the reason why
+    recomputing, whose sums hide behind nothing, costs more than a third).
+    """
+    model, size = job.model, HALF * mesh.micro_batch * job.model.sequence * job.model.hidden
+    one = all_reduce_seconds(machines, mesh.tensor, mesh.inside("tensor", machines), size)
+    backward = 2 * one
+    if job.sums_beside and mesh.tensor > 1:
+        unit = device(machines, job.precision)
+        inward, _, *up, _ = weight_products(model, mesh.micro_batch * model.sequence, mesh.tensor)
+        computing = [sum(product_seconds(part.backward()[1], unit) for part in layer) for layer in ([inward], up)]
+        backward = sum(overlap_excess(seconds, one, machines) for seconds in computing)
     ends = 3  # embedding in forward, head in backward, maximum and sum of the loss
-    return (times * blocks + ends / mesh.stage) * all_reduce_seconds(
-        machines, mesh.tensor, mesh.inside("tensor", machines), size
-    )
+    return blocks * ((4 if mesh.checkpointing else 2) * one + backward) + ends / mesh.stage * one
 
 
 def stage_sends(model: Transformer, mesh: PaperMesh, machines: Machines) -> float:

@@ -7,7 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from shoestring.core.errors import Mistake
+from shoestring.core.files.regular import read_regular
+from shoestring.core.files.untrusted_json import parse_json
 
+MOST = 1 << 40  # no number of a transformer is as large
 EXAMPLE = '{"hidden": 12288, "layers": 96, "heads": 96, "vocabulary": 51200, "sequence": 2048}'
 
 
@@ -35,9 +38,12 @@ class Transformer:
     dropout: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "heads", "vocabulary", "sequence"):
-            if getattr(self, name) < 1:
-                raise Mistake(f"a transformer can't have {name} {getattr(self, name)}: it must be at least 1")
+        for name, value in vars(self).items():
+            least = 0 if name in ("kv_heads", "feedforward") else 1
+            if type(value) is int and not least <= value <= MOST:
+                raise Mistake(
+                    f"a transformer can't have {name} {str(value)[:30]}: it must be at least {least} and at most {MOST}"
+                )
         if self.hidden % self.heads:
             raise Mistake(f"hidden {self.hidden} can't be split over {self.heads} heads: choose heads that divide it")
         if self.kv_heads and self.heads % self.kv_heads:
@@ -89,7 +95,7 @@ class Transformer:
 def read_transformer(path: Path) -> Transformer:
     """A transformer from a JSON file with its numbers."""
     try:
-        told = json.loads(path.read_bytes())
+        told = parse_json(read_regular(path))
     except FileNotFoundError:
         raise Mistake(f"there is no {path}: describe the model in a file such as {EXAMPLE}") from None
     except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@
     sent        M times what crosses the cuts: outputs forward, their gradients back
 
 The resulting ledger is that of the stage that needs most memory. Code between two blocks is computed by the worker of
-the first of them, as in training/pipeline/walk.py.
+the first of them, as in training/pipeline/stages/walk.py.
 """
 
 from __future__ import annotations
@@ -20,11 +20,17 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from shoestring.core.actions import HALVES, Action, Kind, idle_share
-from shoestring.core.ledger import TIMELINE, Block, Blocks, Ledger
-from shoestring.core.ledger_parts import StandingBytes, Traffic, UpdateCost, Workers
-from shoestring.core.staging import Staging, Work
-from shoestring.training.pipeline.partition import BlockCost, Holding, best_cut, least_demanding, smallest_maximum
+from shoestring.core.costs.ledger import TIMELINE, Block, Blocks, Ledger
+from shoestring.core.costs.ledger_parts import StandingBytes, Traffic, UpdateCost, Workers
+from shoestring.core.workers.actions import HALVES, Action, Kind, idle_share
+from shoestring.core.workers.staging import Staging, Work
+from shoestring.training.pipeline.partition.partition import (
+    BlockCost,
+    Holding,
+    best_cut,
+    least_demanding,
+    smallest_maximum,
+)
 from shoestring.training.pipeline.schedule import (
     activation_counts_by_formula,
     check_schedule,

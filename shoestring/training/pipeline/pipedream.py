@@ -35,17 +35,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.actions import Action, Kind
 from shoestring.core.batch import Batch, to_device
 from shoestring.core.errors import Mistake
-from shoestring.core.link import Link
 from shoestring.core.private import storage_id_of, writes_unseen
-from shoestring.core.run import Run
-from shoestring.core.run_state import StoredTensor
+from shoestring.core.running.run import Run
+from shoestring.core.running.run_state import StoredTensor
+from shoestring.core.workers.actions import Action, Kind
+from shoestring.core.workers.link import Link
 from shoestring.training.pipeline.schedule import staleness
-from shoestring.training.pipeline.stages import VALUES, Stages
-from shoestring.training.pipeline.step_clock import StepClock
-from shoestring.training.pipeline.walk import Chain
+from shoestring.training.pipeline.stages.stages import VALUES, Stages
+from shoestring.training.pipeline.stages.step_clock import StepClock
+from shoestring.training.pipeline.stages.walk import Chain
 
 LOSS = VALUES - 1  # the loss's number among the values that cross a cut backward
 WINDOW = 1024  # micro-batch numbers in messages wrap around after so many; far more than are ever in flight

@@ -22,26 +22,26 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from shoestring.core.command_line.suggest import did_you_mean
+from shoestring.core.costs.ledger import NO_BLOCK_RUNS, Ledger
+from shoestring.core.costs.ledger_parts import Trait
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
-from shoestring.core.ledger_parts import Trait
-from shoestring.core.mesh import Mesh
-from shoestring.core.run import HeldWeights, OutsideSteps, Run
-from shoestring.core.staging import Staging
-from shoestring.core.stepping import StepDivision
-from shoestring.core.suggest import did_you_mean
-from shoestring.core.swap import Swap
+from shoestring.core.model.swap import Swap
+from shoestring.core.optimization.stepping import StepDivision
+from shoestring.core.running.run import HeldWeights, OutsideSteps, Run
+from shoestring.core.workers.mesh import Mesh
+from shoestring.core.workers.staging import Staging
 from shoestring.training.group_technique import StagedTechnique
 from shoestring.training.pipeline.cost import STASHING, Pipe, pipe_of
-from shoestring.training.pipeline.one_process import StagesHere, mail_meshes
-from shoestring.training.pipeline.partition import smallest_maximum
+from shoestring.training.pipeline.partition.partition import smallest_maximum
 from shoestring.training.pipeline.pipedream import CLIPS, PipeDream
 from shoestring.training.pipeline.schedule import SCHEDULES, Orders, check_schedule, orders
 from shoestring.training.pipeline.settings import worth_trying
-from shoestring.training.pipeline.shared_norms import STATISTICS, playable
-from shoestring.training.pipeline.stages import Stages
-from shoestring.training.pipeline.walk import Chain
+from shoestring.training.pipeline.stages.one_process import StagesHere, mail_meshes
+from shoestring.training.pipeline.stages.shared_norms import STATISTICS, playable
+from shoestring.training.pipeline.stages.stages import Stages
+from shoestring.training.pipeline.stages.walk import Chain
 from shoestring.training.technique import MIXED, Owned, TrainingTechnique
 
 FURTHER = 2.5  # upper bound per micro-batch: how many times farther than plain training pipedream's updates go

@@ -32,9 +32,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import accumulate, pairwise
 
-from shoestring.core.actions import HALVES, Action, ActionSpan, Kind, Timeline
+from shoestring.core.command_line.suggest import did_you_mean
 from shoestring.core.errors import Mistake
-from shoestring.core.suggest import did_you_mean
+from shoestring.core.workers.actions import HALVES, Action, ActionSpan, Kind, Timeline
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "pipedream")
 
@@ -278,7 +278,7 @@ def activation_counts(orders: Orders) -> tuple[int, ...]:
     """The largest number of (micro-batch, chunk) pairs whose activations each worker holds at once: from the forward
     until the backward, or until its weight half.
 
-    >>> held_at_once(orders("1f1b", 3, 8)), held_at_once(orders("gpipe", 3, 8))
+    >>> activation_counts(orders("1f1b", 3, 8)), activation_counts(orders("gpipe", 3, 8))
     ((3, 2, 1), (8, 8, 8))
     """
     change = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHTS: -1, Kind.INPUTS: 0}

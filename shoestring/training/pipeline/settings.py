@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from shoestring.core.ledger import Ledger
+from shoestring.core.costs.ledger import Ledger
 from shoestring.training.pipeline.cost import STASHING, Pipe, fastest_cut, smallest_cut, units_of
 from shoestring.training.pipeline.schedule import activation_counts_by_formula
 

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoestring.core.batch import Batch, map_leaves, tensors, to_device
+from shoestring.core.costs.ledger import Ledger
+from shoestring.core.costs.ledger_parts import Trait
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.ledger import Ledger
-from shoestring.core.ledger_parts import Trait
-from shoestring.core.run import Run, Slice, weighted_loss
-from shoestring.core.sums import cut_range
+from shoestring.core.running.run import Run, Slice, weighted_loss
+from shoestring.core.workers.sums import cut_range
 from shoestring.training.sequence.sliceable import LEAST, refusal
 from shoestring.training.sequence.sliced_attention import SliceSpan, Slicing, spans_of, takes_any, takes_positions
 from shoestring.training.technique import TrainingTechnique

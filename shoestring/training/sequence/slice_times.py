@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 
 from shoestring.core.batch import Batch
-from shoestring.core.run import Run
+from shoestring.core.running.run import Run
 from shoestring.training.sequence.sequence_pipeline import (
     SequencePipeline,
     SliceSupport,

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch, tensors
 from shoestring.core.errors import Mistake
-from shoestring.core.foreign import copy_module
 from shoestring.core.private import DispatchMode, FakeTensor, operation_of, tree_map, without_modes
+from shoestring.core.user_code.foreign import copy_module
 from shoestring.measure.fake import Stage
 from shoestring.training.sequence.sliced_attention import SliceSpan, Slicing, not_causal, takes_positions
 

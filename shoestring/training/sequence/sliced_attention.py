@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from shoestring.core.absent import Absent
 from shoestring.core.errors import Mistake
+from shoestring.core.model.absent import Absent
 from shoestring.measure.interception import patch_forwards
 
 

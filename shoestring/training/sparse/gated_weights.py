@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
-from shoestring.core.masks import zero_masks
-from shoestring.core.run import Run
+from shoestring.core.model.masks import zero_masks
+from shoestring.core.running.run import Run
 from shoestring.training.sparse.masked_weights import MaskedWeights, masked_run
 from shoestring.training.sparse.schedule import SparsitySchedule
 from shoestring.training.sparse.steering import margin, steer

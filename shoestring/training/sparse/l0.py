@@ -21,9 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.errors import Mistake
-from shoestring.core.ledger import Ledger
-from shoestring.core.run import Run
+from shoestring.core.running.run import Run
 from shoestring.training.sparse.gated_weights import GatedWeights, gated_run
 from shoestring.training.sparse.hard_concrete import HARD_CONCRETE
 from shoestring.training.sparse.masked_weights import check_steps, mask_cost, mask_drift

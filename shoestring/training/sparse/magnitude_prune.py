@@ -20,10 +20,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.errors import Mistake
-from shoestring.core.ledger import Ledger
-from shoestring.core.masks import zero_masks
-from shoestring.core.run import Run
+from shoestring.core.model.masks import zero_masks
+from shoestring.core.running.run import Run
 from shoestring.training.sparse.masked_weights import MaskedWeights, check_steps, mask_cost, mask_drift, masked_run
 from shoestring.training.sparse.schedule import SparsitySchedule, check_schedule, make_schedule
 from shoestring.training.sparse.weights import weights_to_sparsify

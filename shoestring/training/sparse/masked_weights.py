@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.errors import Mistake
-from shoestring.core.ledger import Ledger
-from shoestring.core.run import Run
-from shoestring.core.run_state import RunState
+from shoestring.core.running.run import Run
+from shoestring.core.running.run_state import RunState
 from shoestring.training.sparse.schedule import SparsitySchedule
 from shoestring.training.sparse.weights import Units
 

@@ -89,11 +89,11 @@ def make_schedule(
     hundred updates. With an `amount`: as many updates as needed to reach the share, from `begin` on; `every` = 0: as
     far apart as fit.
 
-    >>> scheduled(0.9, steps=1000, begin=0.1, end=0.7, every=0)
+    >>> make_schedule(0.9, steps=1000, begin=0.1, end=0.7, every=0)
     SparsitySchedule(share=0.9, begin=100, every=6, updates=100, amount=0.0, amount_of='all')
-    >>> scheduled(0.9, steps=100, begin=0.0, end=1.0, every=7).end
+    >>> make_schedule(0.9, steps=100, begin=0.0, end=1.0, every=7).end
     98
-    >>> five_percent = scheduled(0.2, steps=1000, begin=0.1, end=0.7, every=50, amount=0.05)   # 5 % every 50 steps
+    >>> five_percent = make_schedule(0.2, steps=1000, begin=0.1, end=0.7, every=50, amount=0.05)   # 5 % every 50 steps
     >>> [(step, round(five_percent.share_at(step), 3)) for step in range(100, 401, 50) if five_percent.due(step)]
     [(150, 0.05), (200, 0.1), (250, 0.15), (300, 0.2)]
     """

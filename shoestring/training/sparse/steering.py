@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shoestring.core.masks import zeros_of
+from shoestring.core.model.masks import zeros_of
 
 GAIN = 15.0
 

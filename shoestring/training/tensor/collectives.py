@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from shoestring.core.link import Link
+from shoestring.core.workers.link import Link
 
 
 def copy_in(x: Tensor, link: Link) -> Tensor:

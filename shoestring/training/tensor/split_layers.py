@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoestring.core.errors import Mistake
-from shoestring.core.link import Link
 from shoestring.core.private import storage_id_of, tree_map, unseen_functions, without_modes
-from shoestring.core.run import Run
-from shoestring.core.run_state import DividesOptimizer, KeepsWeights, RunState
-from shoestring.core.seams import calls_user
+from shoestring.core.running.run import Run
+from shoestring.core.running.run_state import DividesOptimizer, KeepsWeights, RunState
+from shoestring.core.user_code.seams import calls_user
+from shoestring.core.workers.link import Link
 from shoestring.measure.calls import attributes
 from shoestring.measure.interception import Guard
 from shoestring.training.tensor.collectives import (

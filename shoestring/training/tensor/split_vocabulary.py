@@ -22,11 +22,11 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from shoestring.core.errors import Mistake
-from shoestring.core.link import Link
 from shoestring.core.private import FakeTensor, tree_map, without_modes
+from shoestring.core.workers.link import Link
 from shoestring.training.tensor.splits import bounds
 
-CALLS_USER = "model or loss"  # core/seams.py
+CALLS_USER = "model or loss"  # core/user_code/seams.py
 
 
 def embed_split(layer: nn.Embedding, ids: Tensor, words: int, link: Link) -> Tensor:

@@ -15,8 +15,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.link import Link
-from shoestring.core.run_state import StoredTensor
+from shoestring.core.running.run_state import StoredTensor
+from shoestring.core.workers.link import Link
 
 CHUNK = 1 << 22  # bytes gathered at once for a checkpoint
 

@@ -21,13 +21,13 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
+from shoestring.core.costs.ledger import Ledger
+from shoestring.core.costs.ledger_parts import Trait
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.ledger import Ledger
-from shoestring.core.ledger_parts import Trait
-from shoestring.core.link import Link
-from shoestring.core.run import Run
-from shoestring.core.stepping import StepDivision
+from shoestring.core.optimization.stepping import StepDivision
+from shoestring.core.running.run import Run
+from shoestring.core.workers.link import Link
 from shoestring.training.data_parallel.data_parallel import gradient_sum_refusal, with_traffic
 from shoestring.training.group_technique import GroupTechnique
 from shoestring.training.technique import Owned

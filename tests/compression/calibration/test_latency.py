@@ -6,7 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from shoestring.compression.calibration.latency import Latency, time_interleaved
+from shoestring.compression.calibration.latency import (
+    Latency,
+    difference_of,
+    taking_turns,
+    time_interleaved,
+    timings_in_turns,
+)
 from shoestring.measure.load import Effort
 
 
@@ -57,3 +63,19 @@ def test_models_that_are_compared_take_turns() -> None:
     machine = Machine(lambda call: 0.0)
     small, plain = machine.timed(0.001, 0.002)
     assert machine.order[6:10] == [0.001, 0.002, 0.001, 0.002] and small.p50 / plain.p50 == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("packed", "extra"), [(0.003, 0.002), (0.001, 0.0), (0.0002, -0.0008)])
+def test_what_a_packed_weight_adds_is_a_difference_of_calls_in_turns(packed: float, extra: float) -> None:
+    """Every other pair waits for a core: 150 ms, which would be a hundred times the difference."""
+    machine = Machine(lambda call: 0.15 if call % 4 == 0 else 0.0)
+    calls = [machine.call(one) for one in (packed, 0.001)]
+    pairs = timings_in_turns(calls, 0.02, 5, lambda: machine.now, lambda: Effort(machine.ran, machine.waited))
+    assert difference_of(*pairs) == pytest.approx(extra, abs=1e-9)
+
+
+def test_a_difference_below_the_noise_is_none() -> None:
+    machine = Machine(lambda call: 0.0)
+    both = [taking_turns([machine.call(one) for one in some]) for some in ((0.001, 0.0011), (0.00101, 0.00108))]
+    pairs = timings_in_turns(both, 0.02, 5, lambda: machine.now, lambda: Effort(machine.ran, machine.waited))
+    assert difference_of(*pairs) == 0

@@ -21,7 +21,7 @@ from shoestring.compression.calibration.metric import (
     parse_floor,
     wilson,
 )
-from shoestring.compression.source import samples_of
+from shoestring.compression.loading.source import samples_of
 from shoestring.core.errors import Mistake, OverBudget
 
 

@@ -25,9 +25,9 @@ from shoestring.core.batch import samples
 from shoestring.core.errors import Mistake
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
-from shoestring.runs.initial_weights import fresh_model
-from shoestring.training.evidence.pieces import try_in_pieces
+from shoestring.runs.weights.initial_weights import fresh_model
 from shoestring.training.evidence.rehearse import rehearse, track
+from shoestring.training.evidence.trials.pieces import try_in_pieces
 from shoestring.training.memory.accumulate import Accumulate
 from tests.compression.distillation.toys import batches, mlp, mlp_factory, small_job, taught_by, trained
 

@@ -19,8 +19,8 @@ from shoestring.compression.distillation.students import (
     repeated_blocks,
 )
 from shoestring.core.errors import Mistake
-from shoestring.runs.initial_weights import fill_weights
-from shoestring.runs.tensors import write_tensors
+from shoestring.runs.weights.initial_weights import fill_weights
+from shoestring.runs.weights.tensors import write_tensors
 
 
 def deep(blocks: int = 5) -> nn.Sequential:

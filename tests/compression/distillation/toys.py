@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shoestring import Job
 from shoestring.compression.distillation.teachers import LoadedTeacher, Teachers
 from shoestring.data.feed import Feed
-from shoestring.runs.initial_weights import fresh_model
+from shoestring.runs.weights.initial_weights import fresh_model
 from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.loop import steps
 

@@ -19,8 +19,8 @@ import shoestring
 from shoestring.compression.formats.packed_folder import PackedModel
 from shoestring.compression.formats.packed_modules import decode_weights, formats_of, memory_of
 from shoestring.core.errors import Mistake
-from shoestring.core.regular import file_sha256
-from shoestring.core.seal import seal, unseal
+from shoestring.core.files.regular import file_sha256
+from shoestring.core.files.seal import seal, unseal
 from tests.compression.models import Tied, job_of
 
 

@@ -23,7 +23,7 @@ from shoestring.compression.quantization.product_codes import VectorCoding, fit_
 from shoestring.compression.quantization.rounding import GridSetting, round_to_grid
 from shoestring.compression.quantization.scalar_codes import fit_codebook
 from shoestring.core.errors import Mistake
-from shoestring.core.masks import seed_mask
+from shoestring.core.model.masks import seed_mask
 
 Inner = Callable[[Tensor], WeightFormat]
 

@@ -199,7 +199,7 @@ def test_a_file_that_computes_something_else_is_not_left_behind(
     model = packed(mlp(), lambda weight: gridded(weight, 4, 16))
     stored = gridded(torch.zeros(64, 32), 4, 16)
     monkeypatch.setattr(
-        "shoestring.compression.onnx.export.formats_of",
+        "shoestring.compression.onnx.trace.formats_of",
         lambda _: {"0.weight": stored, "2.weight": gridded(torch.zeros(24, 64), 3, 16)},
     )
     with pytest.raises(Mistake, match="differs from the model's"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from shoestring.compression.onnx.file_module import OnnxFileModule, read_onnx  # noqa: E402
 from shoestring.compression.onnx.graph_module import OnnxGraphModule  # noqa: E402
+from shoestring.compression.onnx.onnx_source import onnx_model_source  # noqa: E402
 
 
 def write(path: Path, rows: int | str = "batch", opset: int = 13) -> Path:
@@ -150,6 +153,49 @@ def test_an_onnx_file_is_compressed_within_its_size_and_measured_in_onnxruntime(
     assert torch.equal(
         small.model(ids), shoestring.compress(path, tmp_path / "small", job=job(), size="40KB").model(ids)
     )
+
+
+def change_of(at: str, value: object) -> Callable[[onnx.ModelProto], None]:
+    def change(model: onnx.ModelProto) -> None:
+        *path, last = at.split(".")
+        place = model
+        for one in path:
+            place = place[int(one)] if one.isdecimal() else getattr(place, one)
+        setattr(place, last, value)
+
+    return change
+
+
+def outside_numbers(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].ClearField("raw_data")
+    model.graph.initializer[0].data_location = TensorProto.EXTERNAL
+    model.graph.initializer[0].external_data.add(key="location", value="hole.bin")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    {
+        "no operator": (change_of("graph.node.0.op_type", "Nope"), "Nope"),
+        "a weight of another size": (lambda model: model.graph.initializer[0].dims.append(1 << 40), "can't be read"),
+        "half a number": (change_of("graph.initializer.0.raw_data", b"123"), "can't be read"),
+        "no dtype": (change_of("graph.input.0.type.tensor_type.elem_type", 77), "can't be read"),
+        "no inputs": (lambda model: model.graph.node[0].ClearField("input"), "can't be read"),
+        "later operators": (change_of("opset_import.0.version", 9999), "can't be read"),
+        "numbers in a hole": (outside_numbers, "hole.bin takes 1,099,511,627,776 bytes, and files up to"),
+        "samples without end": (
+            change_of("graph.input.0.type.tensor_type.shape.dim.0.dim_value", 1 << 40),
+            "fixes 1099511627776 samples",
+        ),
+    }.values(),
+)  # fmt: skip
+def test_a_file_that_says_what_can_not_be_is_refused(change: Callable[[Any], object], why: str, tmp_path: Path) -> None:
+    model = onnx.load(write(tmp_path / "net.onnx"))
+    change(model)
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    with open(tmp_path / "hole.bin", "wb") as hole:
+        hole.truncate(1 << 40)
+    with pytest.raises(Mistake, match=why):
+        onnx_model_source(tmp_path / "net.onnx", job())
 
 
 def test_what_does_not_apply_to_an_onnx_file_is_refused_with_the_reason(

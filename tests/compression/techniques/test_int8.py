@@ -14,14 +14,15 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring import Job
+from shoestring.compression.begin import begin_session
 from shoestring.compression.calibration.latency import Latency, LatencyTimer
 from shoestring.compression.formats import int8
 from shoestring.compression.formats.int8 import Int8Format
 from shoestring.compression.formats.packed_modules import formats_of, place_formats, temporary_formats
+from shoestring.compression.loading.source import ModelSource, prepare_model
 from shoestring.compression.onnx.export import export_onnx
 from shoestring.compression.quantization.rounding import GridSetting, round_to_grid
-from shoestring.compression.session import CompressOptions, begin_session
-from shoestring.compression.source import ModelSource, prepare_model
+from shoestring.compression.session import CompressOptions
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.measure.instructions import VARIABLE
@@ -148,7 +149,7 @@ def test_a_latency_below_the_originals_is_kept_by_products_of_bytes(monkeypatch:
         ],
     )
     job = job_of("mlp")
-    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
+    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": 0}, (), "mlp")
     plan = begin_session(source, CompressOptions(Budget.parse(latency="8.5ms"), unseen=16)).plan
     assert "Int8()" in str(plan) and plan.predicted["latency_seconds"] <= 0.0085
     assert {one["form"] for one in plan.details.layers()} >= {"int8", "plain"}, "no more layers than it takes"
@@ -165,7 +166,7 @@ def test_an_answer_that_is_later_than_reckoned_is_reckoned_with(monkeypatch: pyt
         lambda models, *given: [Latency(0.012 if formats_of(model) else 0.010, 0.012, 20) for model in models],
     )
     job = job_of("mlp")
-    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
+    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": 0}, (), "mlp")
     plan = begin_session(source, CompressOptions(Budget.parse(latency="11ms", size="5KB"), unseen=16)).plan
     assert "Decode()" in str(plan) and plan.predicted["latency_seconds"] == pytest.approx(0.010)
 
@@ -175,7 +176,7 @@ def test_a_latency_that_is_refused_on_a_busy_machine_says_so(monkeypatch: pytest
         "shoestring.compression.calibration.latency.latency", lambda *given: Latency(0.010, 0.010, 4, busy=0.9)
     )
     job = job_of("mlp")
-    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
+    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": 0}, (), "mlp")
     with pytest.raises(OverBudget, match=r"machine was busy.*ask again when it is quieter"):
         begin_session(source, CompressOptions(Budget.parse(latency="1us"), unseen=16))
 

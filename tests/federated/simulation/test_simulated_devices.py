@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.budget import Budget
+from shoestring.core.clients.local import Local
 from shoestring.core.errors import Mistake
-from shoestring.core.local import Local
-from shoestring.federated.play import RoundResult, play
-from shoestring.federated.prepare import Prepared, parts_of
+from shoestring.federated.planning.prepare import Prepared, parts_of
+from shoestring.federated.playing.play import RoundResult, play
 from shoestring.federated.room import plan_federation
 from shoestring.federated.round import (
     Combined,

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.records import Records
+from shoestring.federated.devices.records import Records
 from shoestring.federated.tasks.compare import SAME, compare, halves
 from shoestring.federated.tasks.settings import TuneCandidate
+from shoestring.federated.tasks.statistics.totals import AFTER, BEFORE
 from shoestring.federated.tasks.text import comparison_text
-from shoestring.federated.tasks.totals import AFTER, BEFORE
 from shoestring.show.terminal import Screen
 from tests.federated.tasks.toy import CURVATURE, Quadratic, cohort_of, names_of, records_of
 

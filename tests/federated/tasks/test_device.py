@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shoestring.federated.layout import layout_of
-from shoestring.federated.play import add_sums
-from shoestring.federated.records import records_of
+from shoestring.federated.devices.records import records_of
+from shoestring.federated.model.layout import layout_of
+from shoestring.federated.playing.play import add_sums
 from shoestring.federated.round import DeviceView, Objective, Order
 from shoestring.federated.simulation.cohort import Engine, engine_work
 from shoestring.federated.tasks.compare import compare
 from shoestring.federated.tasks.evaluate import evaluate
 from shoestring.federated.tasks.gather import Cohort
-from shoestring.federated.tasks.registry import Registry
+from shoestring.federated.tasks.privacy.registry import Registry
 from shoestring.federated.tasks.settings import TuneCandidate, candidates_of, settings_of
-from shoestring.federated.tasks.totals import AFTER, BEFORE
+from shoestring.federated.tasks.statistics.totals import AFTER, BEFORE
 from shoestring.federated.tasks.tune import tune
 from tests.federated.toys import ONE_BY_ONE, records, toy_job
 

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from shoestring.core.codec import to_json
+from shoestring.core.clients.local import Local
 from shoestring.core.errors import Mistake
-from shoestring.core.local import Local
-from shoestring.federated.records import Records
+from shoestring.core.files.codec import to_json
+from shoestring.federated.devices.records import Records
 from shoestring.federated.tasks.device import Question, ask_devices
 from shoestring.federated.tasks.evaluate import evaluate
 from shoestring.federated.tasks.gather import gather_totals
-from shoestring.federated.tasks.release import TooFew
+from shoestring.federated.tasks.privacy.release import TooFew
 from shoestring.federated.tasks.settings import TuneCandidate, candidates_of, settings_of
+from shoestring.federated.tasks.statistics.totals import AFTER, BEFORE, sum_totals
 from shoestring.federated.tasks.text import evaluation_text
-from shoestring.federated.tasks.totals import AFTER, BEFORE, sum_totals
 from tests.federated.tasks.toy import CURVATURE, ZERO, Quadratic, cohort_of, job_of, names_of, records_of
 
 RATES = candidates_of(settings_of("lr=0.1,0.5"))

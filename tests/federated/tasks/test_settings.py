@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from shoestring.core.clients.local import Local
 from shoestring.core.errors import Mistake
-from shoestring.core.local import Local
 from shoestring.federated.tasks.settings import TuneCandidate, candidates_of, settings_of
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoestring.core.codec import to_json
 from shoestring.core.errors import Mistake
-from shoestring.core.seal import seal, unseal
+from shoestring.core.files.codec import to_json
+from shoestring.core.files.seal import seal, unseal
 from shoestring.federated.tasks.compare import Comparison
 from shoestring.federated.tasks.evaluate import Evaluation
 from shoestring.federated.tasks.perform import perform_task

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.tasks.release import TooFew
+from shoestring.federated.tasks.privacy.release import TooFew
 from shoestring.federated.tasks.settings import TuneCandidate, candidates_of, settings_of
 from shoestring.federated.tasks.text import tuning_text
 from shoestring.federated.tasks.tune import rung_sizes, tune

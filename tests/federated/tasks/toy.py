@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from shoestring.core.clients.local import Local
 from shoestring.core.job import Job
-from shoestring.core.local import Local
-from shoestring.federated.records import Records
+from shoestring.federated.devices.records import Records
+from shoestring.federated.playing.seeds import generator_of, seed_of
 from shoestring.federated.round import Objective, Sums
-from shoestring.federated.seeds import generator_of, seed_of
 from shoestring.federated.tasks.gather import Cohort
-from shoestring.federated.tasks.registry import Registry
+from shoestring.federated.tasks.privacy.registry import Registry
 
 CURVATURE = 2.0  # h: the best rate is 0.5
 ZERO, FAR = torch.zeros(1), torch.full((1,), 0.5)

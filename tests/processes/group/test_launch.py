@@ -24,7 +24,7 @@ from shoestring.processes.group.rendezvous import Rendezvous
 from shoestring.processes.group.worker import says_peer_lost, wait_for_all
 from shoestring.processes.messages import OutOfMemory
 from shoestring.processes.nodes import Nodes, Team, parse_nodes, surrounding_nodes
-from shoestring.runs.event import Died, Event, Stepped
+from shoestring.runs.events.event import Died, Event, Stepped
 from shoestring.runs.folder import holder
 from shoestring.training.execution.tasks import TrainTask
 from tests.records import records, steps_in

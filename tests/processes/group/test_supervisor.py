@@ -33,7 +33,7 @@ from shoestring.processes.messages import (
 from shoestring.processes.nodes import Nodes, Team
 from shoestring.processes.standstill import NoAnswer
 from shoestring.processes.task import Task
-from shoestring.runs.event import Begun, Died, Reformed, Saved, Stepped, Warned
+from shoestring.runs.events.event import Begun, Died, Reformed, Saved, Stepped, Warned
 from shoestring.training.evidence.tasks import TrialTask
 from tests.tasks import train_task
 

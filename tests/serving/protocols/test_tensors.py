@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoestring.serving.protocols.refusals import RefusedRequest
+from shoestring.serving.protocols.http.refusals import RefusedRequest
 from shoestring.serving.protocols.tensors import DATATYPES, from_bytes, from_lists, raw_bytes
 
 NUMBERS = st.one_of(

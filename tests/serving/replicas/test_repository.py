@@ -7,8 +7,8 @@ import pytest
 import tritonclient.http as triton
 
 from shoestring.core.errors import Mistake
-from shoestring.serving.protocols.config import ServerConfig
-from shoestring.serving.protocols.server import serve
+from shoestring.serving.protocols.http.config import ServerConfig
+from shoestring.serving.protocols.http.server import serve
 from shoestring.serving.replicas.happenings import Happening, ModelUnloaded
 from tests.serving import tiny
 from tests.serving.serving import serving

@@ -12,7 +12,7 @@ import pytest
 from markupsafe import Markup
 
 from shoestring.runs.folder import Folder
-from shoestring.runs.report import report_of
+from shoestring.runs.reports.report import report_of
 from shoestring.show.page import content, from_packages, guarded_section, page
 from shoestring.show.page.overview import curves, overview, summary
 from tests.show.made_reports import made_report

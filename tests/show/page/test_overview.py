@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shoestring.runs.event import Planning
-from shoestring.runs.event_log import note
+from shoestring.runs.events.event import Planning
+from shoestring.runs.events.event_log import note
 from shoestring.runs.folder import Folder
-from shoestring.runs.report import report_of
-from shoestring.runs.report_json import report_json
+from shoestring.runs.reports.report import report_of
+from shoestring.runs.reports.report_json import report_json
 from shoestring.runs.request import Request
 from shoestring.show.page.overview import overview, summary
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoestring.core.rooms import RoomPlugin
-from shoestring.runs.report import Report
+from shoestring.runs.reports.report import Report
 from shoestring.show.page import page, room_page
 from shoestring.show.page.overview import curves, overview, summary
 from shoestring.show.page.room_page import PLAIN, RoomPage, page_of

@@ -9,9 +9,9 @@ from threading import Event
 
 import pytest
 
-from shoestring.runs.event_log import NAME
-from shoestring.runs.history import History
-from shoestring.runs.report import Report, report_of
+from shoestring.runs.events.event_log import NAME
+from shoestring.runs.events.history import History
+from shoestring.runs.reports.report import Report, report_of
 from shoestring.show.watch.follow import FollowedRun, Watch
 from tests.show.made_runs import made_run
 from tests.show.watch.test_server import asked, served, text_of

@@ -15,7 +15,7 @@ import pytest
 
 from shoestring.core.errors import Mistake
 from shoestring.runs.folder import Folder, Lock
-from shoestring.runs.report import silence
+from shoestring.runs.reports.report import silence
 from shoestring.show.watch import serve
 from shoestring.show.watch.follow import DRAW, LOOK, FollowedRun, Watch
 from shoestring.show.watch.places import check

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from shoestring.core.hardware import Hardware
-from shoestring.core.sum_costs import Rate, Speeds, choose_algorithm
+from shoestring.core.costs.hardware import Hardware
 from shoestring.core.technique import text
+from shoestring.core.workers.sum_costs import Rate, Speeds, choose_algorithm
 from shoestring.jobfile import load_job
 from shoestring.training.catalogue import CATALOGUE
-from shoestring.training.data_parallel.asynchronous import Asynchronous
-from shoestring.training.data_parallel.compress_gradients import KINDS, CompressGradients
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.gradient_compression.compress_gradients import KINDS, CompressGradients
 from shoestring.training.data_parallel.local_steps import LocalSteps
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.parameter_server.asynchronous import Asynchronous
+from shoestring.training.data_parallel.parameter_server.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.group_technique import GroupTechnique
-from shoestring.training.plan import TrainingPlan
-from shoestring.training.planner import Planner
+from shoestring.training.planning.plan import TrainingPlan
+from shoestring.training.planning.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.training.members import Group
 

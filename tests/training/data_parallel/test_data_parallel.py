@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoestring.runs.tensors import TensorFile
-from shoestring.training.data_parallel.compress_gradients import CompressGradients
+from shoestring.runs.weights.tensors import TensorFile
 from shoestring.training.data_parallel.data_parallel import DataParallel
+from shoestring.training.data_parallel.gradient_compression.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.local_steps import LocalSteps
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.records import records

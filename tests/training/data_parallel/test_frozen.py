@@ -10,12 +10,12 @@ import torch
 
 from shoestring import Job, Mistake
 from shoestring.core.batch import split
-from shoestring.core.link import Link
-from shoestring.core.mesh import on_one_axis
+from shoestring.core.workers.link import Link
+from shoestring.core.workers.mesh import on_one_axis
 from shoestring.data.feed import Feed
-from shoestring.runs.tensors import TensorFile
+from shoestring.runs.weights.tensors import TensorFile
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.models import MODELS
 from tests.training.members import Group

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.data_parallel import DataParallel
+from shoestring.training.data_parallel.gradient_compression.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.local_updates import normalizes
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.training.data_parallel.test_data_parallel import trained

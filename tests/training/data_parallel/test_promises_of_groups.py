@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 import torch
 
+from shoestring.core.costs.hardware import Hardware
+from shoestring.core.costs.ledger import Ledger
+from shoestring.core.costs.ledger_parts import Workers
 from shoestring.core.exactness import Exactness
-from shoestring.core.hardware import Hardware
-from shoestring.core.ledger import Ledger
-from shoestring.core.ledger_parts import Workers
 from shoestring.core.technique import drift, in_order, technique_json
-from shoestring.runs.tensors import TensorFile
+from shoestring.runs.weights.tensors import TensorFile
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.conflicts import conflict
-from shoestring.training.data_parallel.asynchronous import Asynchronous
-from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.drop_stragglers import DropStragglers
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.gradient_compression.compress_gradients import CompressGradients
+from shoestring.training.data_parallel.parameter_server.asynchronous import Asynchronous
+from shoestring.training.data_parallel.parameter_server.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.group_technique import GroupTechnique
 from shoestring.training.memory.allocator import Allocator
-from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
 from shoestring.training.pipeline.pipeline import Pipeline
-from shoestring.training.planner import Planner
+from shoestring.training.planning.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.ledgers import of_world, with_traits
 from tests.models import job

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
-from shoestring.core.link import Link, Sending
+from shoestring.core.workers.link import Link, Sending
 from shoestring.training.data_parallel.reducer import Bucket, Reducer, make_buckets
 
 

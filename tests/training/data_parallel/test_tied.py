@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from shoestring.runs.tensors import TensorFile
+from shoestring.runs.weights.tensors import TensorFile
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.records import records

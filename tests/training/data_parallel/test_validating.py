@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from shoestring.core.link import Link
-from shoestring.core.mesh import imagined_mesh, on_one_axis
+from shoestring.core.workers.link import Link
+from shoestring.core.workers.mesh import imagined_mesh, on_one_axis
 from shoestring.jobfile import load_job
 from shoestring.measure.timeline import peak
-from shoestring.runs.export import best_weights
+from shoestring.runs.events.history import metrics_of
 from shoestring.runs.folder import Folder
-from shoestring.runs.history import metrics_of
-from shoestring.runs.report import report_of
-from shoestring.training.data_parallel.asynchronous import Asynchronous
-from shoestring.training.data_parallel.compress_gradients import CompressGradients
+from shoestring.runs.reports.export import best_weights
+from shoestring.runs.reports.report import report_of
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.gradient_compression.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.local_steps import LocalSteps
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.parameter_server.asynchronous import Asynchronous
+from shoestring.training.data_parallel.parameter_server.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.evidence.rehearse import rehearse
 from shoestring.training.group_technique import mesh_sizes
 from shoestring.training.pipeline.pipeline import Pipeline

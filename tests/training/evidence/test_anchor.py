@@ -14,25 +14,27 @@ from torch import Tensor, nn
 
 from shoestring import Job
 from shoestring.core.budget import Budget
+from shoestring.core.costs.hardware import Hardware
 from shoestring.core.exactness import Exactness
-from shoestring.core.hardware import Hardware
 from shoestring.measure.load import Timing
 from shoestring.planning.answers import MeasuredAnswers, open_answers
 from shoestring.planning.choose import Chooser, best_first, requested_candidate
 from shoestring.training import library as api
-from shoestring.training.evidence.anchor import pace, typical, why_not_again
+from shoestring.training.evidence import anchor as anchor_file
+from shoestring.training.evidence.anchor import StepTimes, measure_anchor, pace, typical, why_not_again
 from shoestring.training.evidence.gather import Evidence
 from shoestring.training.evidence.rehearsals import Rehearsals
 from shoestring.training.evidence.tasks import AnchorResult, AnchorStep, AnchorTask, TrialResult
 from shoestring.training.execution import job_planning
 from shoestring.training.library import verify
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.memory.step_in_backward import StepInBackward
-from shoestring.training.planner import Planner
-from shoestring.training.predict import Predictor
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
+from shoestring.training.memory.optimizers.step_in_backward import StepInBackward
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
+from shoestring.training.planning.planner import Planner
+from shoestring.training.planning.predict import Predictor
 from shoestring.training.room import ROOM, TrainingRoom, combinations
+from tests.models import job as example
 from tests.training.evidence.test_earlier import MACHINE, anchor, ledger_of, logs
 
 JOB = """
@@ -63,9 +65,11 @@ class Worker:
 
     def __init__(self, *steps: tuple[float, float]) -> None:
         self.steps, self.asked, self.waiting = list(steps), [], 0.0  # type: ignore[var-annotated]
+        self.tasks: list[Any] = []
 
     def __call__(self, task: Any, environment: Mapping[str, str]) -> Any:
         self.asked.append(task.kind)
+        self.tasks.append(task)
         if not isinstance(task, AnchorTask):
             return TrialResult(300 << 20, 1.0, 4)
         seconds, busy = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
@@ -162,30 +166,45 @@ def test_two_jobs_that_differ_in_a_learning_rate_get_the_same_plan_and_seconds(
     assert api.plan(file, memory="8GiB", lr=0.2, fresh_plan=True).plain.predicted["step_seconds"] == pytest.approx(0.9)
 
 
-def test_what_makes_a_step_faster_is_taken_in_an_idle_budget_and_what_saves_memory_is_not_looked_at(
-    file: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fused", [0.01, 0.5])
+def test_plain_training_is_taken_at_once_where_it_fits_with_room(
+    fused: float, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Slow(Worker):
-        """An update that takes most of the step, and a tenth of that if it is fused."""
+    """One process times one plain step, and nothing that it finds decides: not even an update ten times as fast."""
 
+    class Slow(Worker):
         def __call__(self, task: Any, environment: Mapping[str, str]) -> Any:
             found = super().__call__(task, environment)
             if isinstance(found, AnchorResult):
-                step = found.steps[""]
-                times = {**step.times, "update (update)": 2.0, "step": 2.9}
-                found = AnchorResult({"": replace(step, times=times, probes={"fused": 0.2})})
+                times = {**found.steps[""].times, "update (update)": 2.0, "step": 2.9}
+                found = AnchorResult({"": replace(found.steps[""], times=times, probes={"fused": fused})})
             return found
 
-    monkeypatch.setattr(job_planning, "run_worker", Slow((1.0, 0.0)))
+    worker = Slow((1.0, 0.0))
+    monkeypatch.setattr(job_planning, "run_worker", worker)
     idle = api.plan(file, memory="8GiB")
-    assert (
-        idle.chosen.techniques == (FusedOptimizer(),) and idle.tried == 2 and "of the budget idle" in idle.chosen.basis
-    )
+    assert idle.chosen.techniques == () and idle.tried == 1 and "of the budget idle" in idle.chosen.basis
     assert idle.chosen.predicted["process_bytes"] <= ROOM * (idle.budget.memory or 0)
+    (task,) = worker.tasks
+    assert task.alone and not task.pieces and not task.memory
     tight = api.plan(file, memory="400MiB")
     assert tight.tried > 100 and "idle" not in tight.chosen.basis, (
         "what saves memory is looked at where it may be needed"
     )
+    assert not any(one.alone for one in worker.tasks[2:]), "and what other techniques need is measured then"
+
+
+def test_a_plain_step_that_is_measured_alone_is_run_a_fixed_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is: no parts of its batch, no operations of techniques, no second try."""
+    made, run = example("chain"), []  # type: ignore[var-annotated]
+
+    def busy(run_: Any, feeds: Any, count: int, most: int = 0, alone: bool = True) -> list[StepTimes]:
+        run.append((len(feeds), count, most))
+        return [StepTimes({"step": 0.5, "update (update)": 0.1}, 0.0, 0.9)] * len(feeds)
+
+    monkeypatch.setattr(anchor_file, "step_times", busy)
+    found = measure_anchor(made, (), made.model(), memory=False, alone=True)
+    assert run == [(1, 1, 0), (1, 3, 0)] and not found.get("paces") and not found.get("probes")
 
 
 def room(busy: float) -> TrainingRoom:
@@ -259,7 +278,7 @@ def test_a_model_whose_blocks_fail_when_computed_again_is_planned_without_that()
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         steps=3,
     )
-    assert why_not_again(made, Mapped()).startswith("a step that computes blocks again fails: ")
+    assert "calls its blocks in a transform of torch.func" in why_not_again(made, Mapped())
     ledger = Planner(made, Hardware()).ledger()
-    assert "fails" in Checkpoint(every=1).refusal(ledger)
+    assert "transform of torch.func" in Checkpoint(every=1).refusal(ledger)
     assert not StepInBackward().refusal(ledger) and verify(made, (StepInBackward(),)).same_bits

@@ -17,8 +17,8 @@ import shoestring
 from shoestring import Job
 from shoestring.core.exactness import Exactness
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.named_plan import check_named
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
+from shoestring.training.planning.named_plan import check_named
 
 BATCHES = [(torch.ones(4, 6) * number, torch.zeros(4, 6)) for number in range(1, 4)]
 Batch = tuple[Tensor, Tensor]

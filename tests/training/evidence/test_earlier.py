@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from shoestring.core.budget import Budget
+from shoestring.core.costs.hardware import Hardware
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.exactness import Exactness
-from shoestring.core.hardware import Hardware
-from shoestring.core.ledger import Ledger
 from shoestring.measure import probe
 from shoestring.measure.timeline import peak
 from shoestring.planning.choose import LENIENT, NOISE, best_first, requested_candidate
@@ -22,13 +22,13 @@ from shoestring.training.evidence.earlier import chosen_earlier, place_of, remem
 from shoestring.training.evidence.rehearse import rehearse
 from shoestring.training.evidence.step import Anchor, half_log, plain_ledger, traits_of
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.memory.offload_model import OffloadModel
-from shoestring.training.memory.step_in_backward import StepInBackward
-from shoestring.training.plan import training_plan
-from shoestring.training.planner import Planner
-from shoestring.training.predict import Combination
+from shoestring.training.memory.offload.offload_model import OffloadModel
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
+from shoestring.training.memory.optimizers.step_in_backward import StepInBackward
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
+from shoestring.training.planning.plan import training_plan
+from shoestring.training.planning.planner import Planner
+from shoestring.training.planning.predict import Combination
 from shoestring.training.room import combinations
 from tests.models import job
 

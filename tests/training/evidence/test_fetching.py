@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.job import Job
-from shoestring.core.ledger import Ledger
 from shoestring.measure.load import Effort
 from shoestring.training.evidence.fetching import seconds_waiting
 

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring import Job, Mistake, OverBudget
+from shoestring.core.costs.hardware import Hardware
 from shoestring.core.errors import Crashed, JobFailed
-from shoestring.core.hardware import Hardware
 from shoestring.jobfile import load_job
 from shoestring.processes.task import Task
-from shoestring.runs.digest import weights_sha256
-from shoestring.runs.event import Measured, Warned
-from shoestring.runs.event_log import read
+from shoestring.runs.checkpoints.digest import weights_sha256
+from shoestring.runs.events.event import Measured, Warned
+from shoestring.runs.events.event_log import read
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.plan import load_plan
-from shoestring.training.planner import Planner
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
+from shoestring.training.planning.plan import load_plan
+from shoestring.training.planning.planner import Planner
 from tests.commands.test_main import answer
 
 # One look of ours after the other, by where it is called from
@@ -35,11 +35,11 @@ LOOKS = (
     "shoestring.measure.tracker.Tracker.see",
     "shoestring.measure.tracker.Tracker.find_place",
     "shoestring.measure.holdings.tensors_in",
-    "shoestring.core.run.try_stepping",
+    "shoestring.core.running.run.try_stepping",
     "shoestring.training.evidence.gather.try_in_pieces",
     "shoestring.training.evidence.gather.why_not_again",
     "shoestring.training.evidence.gather.plain_ledger",
-    "shoestring.training.planner.look",
+    "shoestring.training.planning.planner.look",
 )
 
 
@@ -110,7 +110,7 @@ def test_a_machine_that_can_not_be_measured_still_trains(monkeypatch: pytest.Mon
 
 
 def test_a_choice_that_fails_leaves_plain_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoestring.training.planner.TrainingRoom", fail)
+    monkeypatch.setattr("shoestring.training.planning.planner.TrainingRoom", fail)
     assert not shoestring.plan(made_job()).chosen.details.looked
     assert shoestring.plan(made_job(), use=[Checkpoint(every=1)]).chosen.details.looked, "nothing was chosen there"
 

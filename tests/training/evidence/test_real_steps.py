@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from shoestring.core.costs.hardware import Hardware
 from shoestring.core.errors import Crashed, Mistake
-from shoestring.core.hardware import Hardware
 from shoestring.core.technique import text
 from shoestring.jobfile import load_job
 from shoestring.processes.launch import run_worker
 from shoestring.processes.task import R, Task
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.evidence.tasks import Position, TrialTask, specs_of
 from shoestring.training.execution.training import trial
-from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.planner import Planner
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
+from shoestring.training.planning.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -72,7 +72,7 @@ def test_what_the_machine_has_no_room_for_is_estimated_and_not_tried(
         "from a trial of 12 steps" in planner.outcome_of(ledger, None, (FusedOptimizer(),)).chosen.basis
         and tasks.pop() == "trial"
     )
-    monkeypatch.setattr("shoestring.training.predict.memory_free", lambda: 1 << 20)
+    monkeypatch.setattr("shoestring.training.planning.predict.memory_free", lambda: 1 << 20)
     assert (
         "no room to try it" in planner.outcome_of(ledger, None, (FusedOptimizer(),)).chosen.basis
         and "trial" not in tasks

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Job
+from shoestring.core.costs.hardware import Hardware
 from shoestring.core.errors import Mistake
-from shoestring.core.hardware import Hardware
 from shoestring.measure.fake import LooksAtValues
 from shoestring.measure.timeline import peak
 from shoestring.training.evidence import rehearsals
 from shoestring.training.evidence.rehearse import rehearse, track
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.planner import Planner
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
+from shoestring.training.planning.planner import Planner
 from tests.models import seeded
 
 WIDTH = 32

@@ -11,35 +11,35 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Job, Mistake
-from shoestring.core.hardware import Hardware
-from shoestring.core.ledger import Ledger
-from shoestring.core.ledger_parts import Findings, StandingBytes, Workers
-from shoestring.core.link import Link
-from shoestring.core.mesh import on_one_axis
-from shoestring.core.run import Run
-from shoestring.core.run_weights import bring_home
+from shoestring.core.costs.hardware import Hardware
+from shoestring.core.costs.ledger import Ledger
+from shoestring.core.costs.ledger_parts import Findings, StandingBytes, Workers
+from shoestring.core.running.run import Run
+from shoestring.core.running.run_weights import bring_home
+from shoestring.core.workers.link import Link
+from shoestring.core.workers.mesh import on_one_axis
 from shoestring.data.feed import Feed
 from shoestring.measure.blocks import blocks
 from shoestring.measure.timeline import peak
-from shoestring.runs.packing import pack, unpack
-from shoestring.training.data_parallel.compress_gradients import CompressGradients
+from shoestring.runs.checkpoints.packing import pack, unpack
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.gradient_compression.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.local_steps import LocalSteps
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.parameter_server.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.evidence.step import traits_of
 from shoestring.training.loop import steps
-from shoestring.training.memory import offload_optimizer as offload
-from shoestring.training.memory import offloaded_optimizer, streaming
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.memory.offload_activations import OffloadActivations
-from shoestring.training.memory.offload_model import OffloadModel
-from shoestring.training.memory.offload_optimizer import OffloadOptimizer
-from shoestring.training.memory.step_in_backward import StepInBackward
-from shoestring.training.planner import Planner
+from shoestring.training.memory.offload import offload_optimizer as offload
+from shoestring.training.memory.offload import offloaded_optimizer, streaming
+from shoestring.training.memory.offload.offload_activations import OffloadActivations
+from shoestring.training.memory.offload.offload_model import OffloadModel
+from shoestring.training.memory.offload.offload_optimizer import OffloadOptimizer
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
+from shoestring.training.memory.optimizers.step_in_backward import StepInBackward
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
+from shoestring.training.planning.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.ledgers import of_world, with_traits
 from tests.models import seeded

@@ -14,9 +14,9 @@ from torch import nn, optim
 
 import shoestring
 from shoestring import Job, Mistake
-from shoestring.core.run import plain_run
+from shoestring.core.running.run import plain_run
 from shoestring.data.feed import Feed
-from shoestring.runs.checkpoints import list_checkpoints
+from shoestring.runs.checkpoints.checkpoints import list_checkpoints
 from shoestring.training.execution.restored_optimizer import READ, lack_of
 from shoestring.training.execution.snapshot import restore
 

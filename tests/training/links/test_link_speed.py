@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shoestring.core.hardware import measured_group
-from shoestring.core.sum_costs import fit_rates
-from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE
+from shoestring.core.costs.hardware import measured_group
+from shoestring.core.workers.sum_costs import fit_rates
+from shoestring.core.workers.sums import LIBRARY, MEMORY, NAIVE, RING, TREE
 from shoestring.measure.probe import cached_hardware, remember
 from shoestring.training.execution import job_planning
 from tests.machine import alone

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 from shoestring.core.errors import Mistake
-from shoestring.core.link import PeerLost
+from shoestring.core.workers.link import PeerLost
 from shoestring.training.links import mailbox
 from shoestring.training.links.mailbox import Mailbox
 from shoestring.training.links.shared_memory_link import join_link

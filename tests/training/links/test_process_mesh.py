@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from shoestring.core.link import Link
-from shoestring.core.mesh import imagined_mesh, on_one_axis
-from shoestring.training.data_parallel.asynchronous import Asynchronous
-from shoestring.training.data_parallel.compress_gradients import CompressGradients
+from shoestring.core.workers.link import Link
+from shoestring.core.workers.mesh import imagined_mesh, on_one_axis
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.gradient_compression.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.local_steps import LocalSteps
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.parameter_server.asynchronous import Asynchronous
+from shoestring.training.data_parallel.parameter_server.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.evidence.rehearse import rehearse
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.models import job

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from shoestring.core.link import PeerLost
+from shoestring.core.workers.link import PeerLost
 from shoestring.measure.tracker import Tracker
 from shoestring.training.links.shared_memory_link import SharedMemoryLink, join_link, slot_size
 from tests.waiting import HUNG

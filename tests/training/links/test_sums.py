@@ -16,11 +16,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shoestring.core.codec import from_json, to_json
-from shoestring.core.hardware import Hardware, for_group, measured_group
-from shoestring.core.link import Link, Sending
-from shoestring.core.sum_costs import AllReduceTable, Rate, Speeds, choose_algorithm, fit_rates, seconds, sums_of, ways
-from shoestring.core.sums import BY_MESSAGES, LIBRARY, MEMORY, NAIVE, RING, TREE, TWO_LEVEL, room, rounds, sent_bytes
+from shoestring.core.costs.hardware import Hardware, for_group, measured_group
+from shoestring.core.files.codec import from_json, to_json
+from shoestring.core.workers.link import Link, Sending
+from shoestring.core.workers.sum_costs import (
+    AllReduceTable,
+    Rate,
+    Speeds,
+    choose_algorithm,
+    fit_rates,
+    seconds,
+    sums_of,
+    ways,
+)
+from shoestring.core.workers.sums import (
+    BY_MESSAGES,
+    LIBRARY,
+    MEMORY,
+    NAIVE,
+    RING,
+    TREE,
+    TWO_LEVEL,
+    room,
+    rounds,
+    sent_bytes,
+)
 from tests.training.members import CONTEXT
 from tests.waiting import HUNG
 
@@ -340,7 +360,7 @@ def lonely(rank: int) -> None:
     """One worker adds up, and the others never come."""
     from torch import distributed
 
-    from shoestring.core.link import PeerLost
+    from shoestring.core.workers.link import PeerLost
     from shoestring.training.links.shared_memory_link import join_link
 
     group = distributed.new_group([0, 1, 2, 3], timeout=timedelta(seconds=HUNG))

@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from importlib import util
+from math import ceil
 from pathlib import Path
 from statistics import median
 from types import ModuleType
@@ -13,11 +14,11 @@ from types import ModuleType
 import pytest
 
 from shoestring import Mistake
-from shoestring.core.hardware import cluster
+from shoestring.core.costs.hardware import cluster
 from shoestring.training.on_paper.best_mesh import best_mesh, meshes, plan_on_paper
 from shoestring.training.on_paper.block import bytes_moved, weight_products
 from shoestring.training.on_paper.calibrate import calibrate
-from shoestring.training.on_paper.machines import Machines, machines
+from shoestring.training.on_paper.machines import START, Machines, machines
 from shoestring.training.on_paper.memory import device_memory, pieces_held, saved_activations, state_bytes
 from shoestring.training.on_paper.mesh import PaperMesh
 from shoestring.training.on_paper.products import MatrixProduct, PaperDevice, product_seconds
@@ -96,6 +97,8 @@ def test_a_description_that_can_not_be_is_refused(tmp_path: Path) -> None:
         (whole | {"hidden": "64"}, "must be a whole number"),
         (whole | {"flash": 1}, "must be true or false"),
         (whole | {"layers": 0}, "must be at least 1"),
+        (whole | {"layers": 10**400}, "must be at least 1 and at most"),
+        (whole | {"kv_heads": -1}, "must be at least 0"),
         ([1], "does not describe a transformer"),
     ):
         path.write_text(json.dumps(told))
@@ -153,6 +156,29 @@ def test_longer_inner_dimensions_are_more_efficient() -> None:
         for one in (MatrixProduct(8192, 4096, inner) for inner in (256, 1024, 4096, 16384))
     ]
     assert rates == sorted(rates) and rates[-1] < 2e14
+
+
+def test_a_wave_that_starts_late_costs_large_products_a_smaller_share() -> None:
+    early, late = (PaperDevice(rate=2e14, bandwidth=2e12, processors=108, start=start) for start in (0.0, 3e-6))
+    products = [MatrixProduct(8192, 4096, inner) for inner in (256, 1024, 4096, 16384)]
+    waits = [product_seconds(one, late) - product_seconds(one, early) for one in products]
+    shares = [wait / product_seconds(one, late) for wait, one in zip(waits, products, strict=True)]
+    waves = [ceil(8192 * 4096 / tile / 108) for tile in (128 * 256, 128 * 128)]
+    assert all(waves[0] * 3e-6 < 1.0001 * wait < waves[1] * 3.1e-6 for wait in waits), "once a wave"
+    assert shares == sorted(shares, reverse=True) and shares[0] > 5 * shares[-1]
+    assert machines(A100).start == START > 0, "clusters wait too"
+
+
+def test_sums_beside_weight_gradients_hide_a_third_of_them_at_most() -> None:
+    cluster = machines(A100).with_efficiency("fp16", 0.7)
+    for hidden in (768, 6144, 25_600):
+        job = PaperJob(Transformer(hidden, 8, 32, 51_200, 2048, flash=False), batch=8, precision="fp16")
+        mesh = PaperMesh(1, tensor=8, micro_batch=4, checkpointing=True)
+        after, beside = (step(replace(job, sums_beside=beside), mesh, cluster) for beside in (False, True))
+        assert 2 / 3 * after.tensor < beside.tensor < after.tensor, hidden
+        assert beside.compute == after.compute
+        alone = replace(mesh, data=8, tensor=1, micro_batch=1)
+        assert step(replace(job, sums_beside=True), alone, cluster) == step(job, alone, cluster), "nothing to sum"
 
 
 def test_backward_of_a_product_is_twice_its_operations() -> None:

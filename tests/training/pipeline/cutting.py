@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.job import Job
-from shoestring.core.mesh import Mesh
-from shoestring.core.run import Run, plain_run
+from shoestring.core.running.run import Run, plain_run
+from shoestring.core.workers.mesh import Mesh
 from shoestring.data.feed import Feed
 from shoestring.measure.blocks import blocks
 from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.loop import steps
-from shoestring.training.pipeline.chain import chain_of
+from shoestring.training.pipeline.partition.chain import chain_of
 from shoestring.training.pipeline.pipeline import Pipeline
-from shoestring.training.pipeline.stages import Stages
-from shoestring.training.pipeline.walk import Chain
+from shoestring.training.pipeline.stages.stages import Stages
+from shoestring.training.pipeline.stages.walk import Chain
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.models import seeded
 from tests.training.thread_links import in_threads

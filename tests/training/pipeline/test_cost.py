@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shoestring.core.ledger import Block, Ledger
-from shoestring.core.ledger_parts import StandingBytes, UpdateCost, ValidationCost, Workers
+from shoestring.core.costs.ledger import Block, Ledger
+from shoestring.core.costs.ledger_parts import StandingBytes, UpdateCost, ValidationCost, Workers
 from shoestring.training.pipeline.cost import Pipe, pipe_of
 from shoestring.training.pipeline.settings import pareto_front
 

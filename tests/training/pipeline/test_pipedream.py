@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Job
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.ledger import Ledger
-from shoestring.core.mesh import imagined_mesh
 from shoestring.core.technique import drift
-from shoestring.runs.tensors import TensorFile
+from shoestring.core.workers.mesh import imagined_mesh
+from shoestring.runs.weights.tensors import TensorFile
 from shoestring.training.conflicts import conflict
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
 from shoestring.training.pipeline.pipedream import PipeDream
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.technique import TrainingTechnique as Technique

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from shoestring.training.conflicts import conflict
-from shoestring.training.data_parallel.asynchronous import Asynchronous
-from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.gradient_compression.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.local_steps import LocalSteps
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.parameter_server.asynchronous import Asynchronous
+from shoestring.training.data_parallel.parameter_server.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.memory.fused import FusedOptimizer
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
 from shoestring.training.memory.precision import Precision
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.pipeline.schedule import all_end, buffer_needed, orders
 from shoestring.training.technique import TrainingTechnique as Technique

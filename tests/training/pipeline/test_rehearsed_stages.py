@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoestring.core.job import Job
-from shoestring.core.mesh import imagined_mesh
+from shoestring.core.workers.mesh import imagined_mesh
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Log
 from shoestring.training.evidence.rehearse import rehearse, track
 from shoestring.training.pipeline.pipeline import Pipeline
 from tests.awkward import WIDTH, Work
 from tests.models import seeded
-from tests.training.pipeline.test_chain import Body, a_job
+from tests.training.pipeline.partition.test_chain import Body, a_job
 
 TWO = {"data": 1, "stage": 2, "tensor": 1}
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoestring.core.actions import Action, ActionSpan, Kind, Timeline, idle_share
-from shoestring.core.codec import from_json, to_json
 from shoestring.core.errors import Mistake
+from shoestring.core.files.codec import from_json, to_json
+from shoestring.core.workers.actions import Action, ActionSpan, Kind, Timeline, idle_share
 from shoestring.training.pipeline.schedule import (
     SCHEDULES,
     Orders,

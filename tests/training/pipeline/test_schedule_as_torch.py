@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining import schedules as theirs
 
-from shoestring.core.actions import Action, Kind
+from shoestring.core.workers.actions import Action, Kind
 from shoestring.training.pipeline.schedule import Orders, orders
 
 KINDS = {"F": Kind.FORWARD, "B": Kind.BACKWARD, "I": Kind.INPUTS, "W": Kind.WEIGHTS}

@@ -11,12 +11,12 @@ from torch.utils.checkpoint import checkpoint
 
 from shoestring.core.errors import Mistake
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.awkward import WIDTH
 from tests.training.pipeline.cutting import alone, apart, cut
-from tests.training.pipeline.test_chain import NEAR, a_job
+from tests.training.pipeline.partition.test_chain import NEAR, a_job
 
 
 class Using(nn.Module):

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from shoestring.core.job import Job
-from shoestring.core.mesh import imagined_mesh, on_one_axis
-from shoestring.core.run_weights import bring_home
+from shoestring.core.running.run_weights import bring_home
 from shoestring.core.technique import in_order
+from shoestring.core.workers.mesh import imagined_mesh, on_one_axis
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.processes.group.worker import leave
@@ -33,7 +33,7 @@ from shoestring.training.group_technique import mesh_sizes
 from shoestring.training.links.process_mesh import joined_mesh
 from shoestring.training.links.shared_memory_link import join_link
 from shoestring.training.loop import steps
-from shoestring.training.plan import technique_in
+from shoestring.training.planning.plan import technique_in
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.models import job, seeded
 from tests.training.pipeline.cutting import still

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoestring.core import random_state
+from shoestring.core.costs.hardware import Hardware
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.hardware import Hardware
-from shoestring.core.ledger import Ledger
-from shoestring.core.run_weights import bring_home
+from shoestring.core.running import random_state
+from shoestring.core.running.run_weights import bring_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.catalogue import CATALOGUE
@@ -27,10 +27,10 @@ from shoestring.training.evidence.rehearse import build_run, track
 from shoestring.training.group_technique import uniting
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.memory.offload_activations import OffloadActivations
+from shoestring.training.memory.offload.offload_activations import OffloadActivations
 from shoestring.training.memory.precision import Precision
-from shoestring.training.planner import Planner
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
+from shoestring.training.planning.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.awkward import AWKWARD
 from tests.ledgers import with_traits
@@ -74,7 +74,7 @@ def weights_after(name: str, techniques: tuple[Technique, ...]) -> Tensor:
 
 def reset() -> None:
     """What models of the list keep outside of themselves, and all chance, begin anew."""
-    from tests.training.memory import test_block_state
+    from tests.training.memory.recompute import test_block_state
 
     random_state.seed(0)
     test_block_state.SHARED_CHANCE.manual_seed(0)

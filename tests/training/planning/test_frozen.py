@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Job
+from shoestring.core.costs.hardware import Hardware
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.exactness import Exactness
-from shoestring.core.hardware import Hardware
-from shoestring.core.ledger import Ledger
-from shoestring.core.run_weights import bring_home
+from shoestring.core.running.run_weights import bring_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
-from shoestring.training.memory.ema import EMA
-from shoestring.training.planner import Planner
+from shoestring.training.memory.optimizers.ema import EMA
+from shoestring.training.planning.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.ledgers import with_traits
 from tests.models import job, seeded

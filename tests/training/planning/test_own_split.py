@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Job, Mistake
-from shoestring.core.hardware import Hardware
-from shoestring.core.link import Link
-from shoestring.core.mesh import on_one_axis
+from shoestring.core.costs.hardware import Hardware
+from shoestring.core.workers.link import Link
+from shoestring.core.workers.mesh import on_one_axis
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.evidence.step import largest_worker
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.planner import Planner
+from shoestring.training.planning.planner import Planner
 from tests.models import seeded
 
 Graphs = dict[str, Tensor]

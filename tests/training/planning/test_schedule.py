@@ -12,20 +12,20 @@ import torch
 from torch import nn
 
 from shoestring import Job
+from shoestring.core.costs.hardware import Hardware
+from shoestring.core.costs.ledger import Ledger
 from shoestring.core.exactness import Exactness
-from shoestring.core.hardware import Hardware
-from shoestring.core.ledger import Ledger
-from shoestring.runs.tensors import TensorFile
+from shoestring.runs.weights.tensors import TensorFile
 from shoestring.training.catalogue import CATALOGUE
-from shoestring.training.data_parallel.asynchronous import Asynchronous
-from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.gradient_compression.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.local_steps import LocalSteps
-from shoestring.training.data_parallel.shard import Shard
-from shoestring.training.memory.ema import EMA
-from shoestring.training.memory.offload_optimizer import OffloadOptimizer
-from shoestring.training.planner import Planner
+from shoestring.training.data_parallel.parameter_server.asynchronous import Asynchronous
+from shoestring.training.data_parallel.parameter_server.drop_stragglers import DropStragglers
+from shoestring.training.data_parallel.sharding.shard import Shard
+from shoestring.training.memory.offload.offload_optimizer import OffloadOptimizer
+from shoestring.training.memory.optimizers.ema import EMA
+from shoestring.training.planning.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.interrupted import trained
 from tests.ledgers import with_traits

@@ -19,10 +19,10 @@ from shoestring.jobs.gpt import job as gpt_job
 from shoestring.measure.timeline import peak
 from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.memory.low_rank import LowRank
+from shoestring.training.memory.adapters.low_rank import LowRank
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
 from shoestring.training.memory.precision import Precision
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
 from shoestring.training.sequence.sequence_pipeline import SequencePipeline
 from shoestring.training.sequence.slice_times import best_tokens
 from shoestring.training.technique import TrainingTechnique as Technique

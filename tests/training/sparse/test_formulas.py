@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shoestring import Mistake
-from shoestring.core.masks import lowest, seed_mask, seed_scores, zero_masks, zeros_of
+from shoestring.core.model.masks import lowest, seed_mask, seed_scores, zero_masks, zeros_of
 from shoestring.training.sparse.hard_concrete import open_probability, sampled_gate, settled_gate
 from shoestring.training.sparse.schedule import make_schedule
 from shoestring.training.sparse.variational import VARIATIONAL, kl

@@ -14,19 +14,19 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring import Job, Mistake
-from shoestring.core.masks import seed_mask, seed_of, zeros_of
-from shoestring.core.mesh import Mesh
+from shoestring.core.model.masks import seed_mask, seed_of, zeros_of
+from shoestring.core.workers.mesh import Mesh
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
-from shoestring.runs.report import report_of
+from shoestring.runs.reports.report import report_of
 from shoestring.training.conflicts import conflict
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.evidence.rehearse import build_run, rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.memory.ema import EMA
-from shoestring.training.memory.fused import FusedOptimizer
+from shoestring.training.memory.optimizers.ema import EMA
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
 from shoestring.training.sparse.l0 import L0
 from shoestring.training.sparse.magnitude_prune import MagnitudePrune
 from shoestring.training.sparse.random_prune import RandomPrune

@@ -42,7 +42,7 @@ def worker(
     import torch
     from torch import distributed
 
-    from shoestring.core.mesh import imagined_mesh, on_one_axis
+    from shoestring.core.workers.mesh import imagined_mesh, on_one_axis
     from shoestring.measure.timeline import peak
     from shoestring.training.evidence.rehearse import build_run, rehearse, track
     from shoestring.training.group_technique import mesh_sizes

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoestring import Job
-from shoestring.core.mesh import Mesh
-from shoestring.core.run import Run
+from shoestring.core.running.run import Run
+from shoestring.core.workers.mesh import Mesh
 from shoestring.jobs.gpt import Gpt
 from shoestring.training.evidence.rehearse import build_run
 from shoestring.training.technique import TrainingTechnique as Technique

@@ -14,22 +14,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.hardware import Hardware
-from shoestring.core.mesh import Mesh, imagined_mesh
+from shoestring.core.costs.hardware import Hardware
+from shoestring.core.workers.mesh import Mesh, imagined_mesh
 from shoestring.jobfile import job_path, load_job
 from shoestring.measure.timeline import peak
-from shoestring.runs.tensors import TensorFile
-from shoestring.training.data_parallel.compress_gradients import CompressGradients
+from shoestring.runs.weights.tensors import TensorFile
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.gradient_compression.compress_gradients import CompressGradients
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.evidence.rehearse import rehearse, track
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.memory.offload_activations import OffloadActivations
+from shoestring.training.memory.offload.offload_activations import OffloadActivations
+from shoestring.training.memory.optimizers.fused import FusedOptimizer
 from shoestring.training.memory.precision import Precision
-from shoestring.training.planner import Planner
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
+from shoestring.training.planning.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.tensor.tensor_parallel import TensorParallel
 from tests.training.members import CONTEXT, Group

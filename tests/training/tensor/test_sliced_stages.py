@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoestring.core.actions import Kind
+from shoestring.core.costs.ledger import Block, Ledger
+from shoestring.core.costs.ledger_parts import Workers
 from shoestring.core.errors import Mistake
-from shoestring.core.ledger import Block, Ledger
-from shoestring.core.ledger_parts import Workers
+from shoestring.core.workers.actions import Kind
 from shoestring.training.conflicts import conflict
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
 from shoestring.training.pipeline.cost import pipe_of
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.pipeline.schedule import in_slices, orders, timeline_of

@@ -16,25 +16,25 @@ from torch.nn import functional
 
 from shoestring import Job
 from shoestring.core.batch import Batch
+from shoestring.core.costs.hardware import Hardware
 from shoestring.core.errors import Mistake
-from shoestring.core.hardware import Hardware
-from shoestring.core.mesh import Mesh, imagined_mesh
-from shoestring.core.run_weights import bring_home, weights
+from shoestring.core.running.run_weights import bring_home, weights
+from shoestring.core.workers.mesh import Mesh, imagined_mesh
 from shoestring.jobfile import job_path, load_job
 from shoestring.measure.blocks import blocks
 from shoestring.planning.choose import requested_candidate
 from shoestring.training.conflicts import conflict
-from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.data_parallel.gradient_compression.compress_gradients import CompressGradients
+from shoestring.training.data_parallel.sharding.shard import Shard
 from shoestring.training.evidence.rehearse import build_run, rehearse
 from shoestring.training.execution.snapshot import optimizer_state, put_optimizer_state
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.checkpoint import Checkpoint
+from shoestring.training.memory.recompute.checkpoint import Checkpoint
 from shoestring.training.pipeline.pipeline import Pipeline
-from shoestring.training.pipeline.stages import Stages
-from shoestring.training.planner import Planner
+from shoestring.training.pipeline.stages.stages import Stages
+from shoestring.training.planning.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.tensor.layer_kinds import recognise_layers
 from shoestring.training.tensor.split_vocabulary import SplitLogits

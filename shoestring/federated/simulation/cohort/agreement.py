@@ -16,17 +16,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shoestring.core import random_state
-from shoestring.federated.device_errors import error_kind
-from shoestring.federated.records import Records, generator_states
+from shoestring.core.running import random_state
+from shoestring.federated.devices.device_errors import error_kind, exceptions_alone
+from shoestring.federated.devices.records import Records, generator_states
 from shoestring.federated.round import Objective
 from shoestring.federated.simulation.cohort.dropout import NoDropout
 from shoestring.federated.simulation.cohort.hooks import HooksSeen
 from shoestring.federated.simulation.cohort.job_state import JobState
 from shoestring.federated.simulation.cohort.method import CohortMethod, CohortUpdates, Unsuitable
-from shoestring.federated.simulation.cohort.recording import same_numbers
 from shoestring.federated.simulation.cohort.sequential import SequentialMethod, load_device
-from shoestring.training.memory.block_state import FrozenTensor, put_back
+from shoestring.federated.simulation.cohort.stacked.recording import same_numbers
+from shoestring.training.memory.recompute.block_state import FrozenTensor, put_back
 
 CLOSE = 1e-5  # largest allowed difference, relative to the norm of a device's update
 EPS = torch.finfo(torch.float32).eps
@@ -87,6 +87,7 @@ class AgreementTrial:
         with NoDropout() if self.verdict.draws else nullcontext():
             return [self.train_few_steps(self.plain, attempt) for attempt in range(ATTEMPTS)]
 
+    @exceptions_alone()
     def train_few_steps(self, method: CohortMethod, attempt: int) -> CohortUpdates:
         """Train a few steps from weights that follow from the attempt's number."""
         row, local = fresh_row(self.plain, attempt), self.plain.job.local

@@ -11,18 +11,19 @@ import torch
 from torch import Tensor
 
 from shoestring.core.job import Job
-from shoestring.core.seams import calls_user
-from shoestring.federated.layout import Layout
-from shoestring.federated.records import Records
+from shoestring.core.user_code.seams import calls_user
+from shoestring.federated.devices.device_errors import exceptions_alone
+from shoestring.federated.devices.records import Records
+from shoestring.federated.model.layout import Layout
+from shoestring.federated.playing.seeds import seed_of
 from shoestring.federated.round import DeviceView, Objective, Order, Sums, Updates, Work
-from shoestring.federated.seeds import seed_of
-from shoestring.federated.simulation.cohort.fused import FusedMethod
+from shoestring.federated.simulation.cohort.fused.fused import FusedMethod
+from shoestring.federated.simulation.cohort.fused.update_comparison import UpdateComparison
 from shoestring.federated.simulation.cohort.held_out import held_out_metrics
 from shoestring.federated.simulation.cohort.method import CohortMethod, CohortUpdates, MethodDiffers
 from shoestring.federated.simulation.cohort.method_choice import MethodChoice, method_of
 from shoestring.federated.simulation.cohort.sequential import make_model, sequential_method
-from shoestring.federated.simulation.cohort.stacked import StackedMethod
-from shoestring.federated.simulation.cohort.update_comparison import UpdateComparison
+from shoestring.federated.simulation.cohort.stacked.stacked import StackedMethod
 
 
 class TrainedDevices(NamedTuple):
@@ -76,9 +77,10 @@ class Engine:
         try:
             if checks and isinstance(self.method, FusedMethod):
                 self.whole_comparison.check(start, records, objective, seeds)
-            if isinstance(self.method, StackedMethod):
-                return self.method.train(start, records, objective, seeds, checks)
-            return self.method.train(start, records, objective, seeds)
+            with exceptions_alone():
+                if isinstance(self.method, StackedMethod):
+                    return self.method.train(start, records, objective, seeds, checks)
+                return self.method.train(start, records, objective, seeds)
         except MethodDiffers as why:
             self.differs, self.method = str(why), self.plain
             return self.plain.train(start, records, objective, seeds)

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from shoestring.core import random_state
 from shoestring.core.job import Job
-from shoestring.core.seams import calls_user
-from shoestring.federated.layout import Layout
-from shoestring.federated.records import Records
+from shoestring.core.running import random_state
+from shoestring.core.user_code.seams import calls_user
+from shoestring.federated.devices.records import Records
+from shoestring.federated.model.layout import Layout
 from shoestring.federated.round import Sums
 from shoestring.federated.simulation.cohort.sequential import StateOutsideRow, load_device
-from shoestring.training.memory.block_state import put_back
+from shoestring.training.memory.recompute.block_state import put_back
 
 LOSS = "loss"  # a metric that always exists
 AT_ONCE = 256  # samples per forward

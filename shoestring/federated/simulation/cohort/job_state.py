@@ -5,7 +5,7 @@ A loss with a running mean, a counter in a closure or a memory bank of earlier o
 device to the next, and the result would depend on which process a device worked in. So all such state is restored
 before every device.
 
-For models see training/memory/block_state.py. For functions we follow closure variables, defaults, attributes, and the
+For models see training/memory/recompute/block_state.py. For functions we follow closure variables, defaults, attributes, and the
 globals that their code reads or sets; for objects also their classes with their attributes and methods; except those of
 libraries. State elsewhere (an iterator's place, C++ memory) is not found; agreement.py tests for it.
 """
@@ -22,7 +22,7 @@ from torch import nn
 
 from shoestring.core.job import Job
 from shoestring.measure.holdings import is_of_library
-from shoestring.training.memory.block_state import DEPTH, BlockState, Frozen
+from shoestring.training.memory.recompute.block_state import DEPTH, BlockState, Frozen
 
 
 class FrozenCell:

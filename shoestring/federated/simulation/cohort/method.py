@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from shoestring.core.local import Local
-from shoestring.federated.records import Records
+from shoestring.core.clients.local import Local
+from shoestring.federated.devices.records import Records
 from shoestring.federated.round import Objective
 
 

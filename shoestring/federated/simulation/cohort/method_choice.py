@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 
 from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job, default_forward, default_loss
-from shoestring.core.seams import calls_user
-from shoestring.federated.layout import Layout
-from shoestring.federated.records import Records
+from shoestring.core.user_code.seams import calls_user
+from shoestring.federated.devices.records import Records
+from shoestring.federated.model.layout import Layout
 from shoestring.federated.simulation.cohort.agreement import Agreement, agreement, make_trial
-from shoestring.federated.simulation.cohort.convolutional import convolutional_outputs
-from shoestring.federated.simulation.cohort.dense import dense_layers
-from shoestring.federated.simulation.cohort.fused import FusedMethod
+from shoestring.federated.simulation.cohort.fused.dense import dense_layers
+from shoestring.federated.simulation.cohort.fused.fused import FusedMethod
 from shoestring.federated.simulation.cohort.hooks import bypass_obstacle, stacking_obstacle
 from shoestring.federated.simulation.cohort.method import CohortMethod, Unsuitable
 from shoestring.federated.simulation.cohort.sequential import SequentialMethod, make_model, sequential_method
-from shoestring.federated.simulation.cohort.stacked import StackedMethod
-from shoestring.federated.simulation.cohort.vmapped import vmapped_losses, vmapped_outputs
+from shoestring.federated.simulation.cohort.stacked.convolutional import convolutional_outputs
+from shoestring.federated.simulation.cohort.stacked.stacked import StackedMethod
+from shoestring.federated.simulation.cohort.stacked.vmapped import vmapped_losses, vmapped_outputs
 
 ROWS = 24 << 20  # bytes of a chunk's rows at most
 DEVICES = 32  # of a chunk at most

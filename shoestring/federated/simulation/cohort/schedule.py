@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from shoestring.core.local import Local
-from shoestring.federated.seeds import seed_of
+from shoestring.core.clients.local import Local
+from shoestring.federated.playing.seeds import seed_of
 
 
 def epoch_orders(count: int, local: Local, seed: int) -> Iterator[Tensor]:

@@ -14,23 +14,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shoestring.core import random_state
+from shoestring.core.clients.local import Local
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.local import Local
-from shoestring.core.optimizer import make_optimizer
-from shoestring.core.seams import calls_user
-from shoestring.federated.layout import Layout, named_tensors
-from shoestring.federated.local_steps import schedule_steps
-from shoestring.federated.records import Records
+from shoestring.core.optimization.optimizer import make_optimizer
+from shoestring.core.running import random_state
+from shoestring.core.user_code.seams import calls_user
+from shoestring.federated.devices.local_steps import schedule_steps
+from shoestring.federated.devices.records import Records
+from shoestring.federated.model.layout import Layout, named_tensors
+from shoestring.federated.model.statistics import train_mode
 from shoestring.federated.round import Objective
 from shoestring.federated.simulation.cohort.job_state import JobState
 from shoestring.federated.simulation.cohort.method import CohortUpdates
 from shoestring.federated.simulation.cohort.schedule import batches, step_sizes
 from shoestring.federated.simulation.cohort.sgd import Optimizer, Sgd
-from shoestring.federated.statistics import train_mode
-from shoestring.runs.initial_weights import fresh_model
-from shoestring.training.memory.block_state import Frozen, TooLarge, put_back
+from shoestring.runs.weights.initial_weights import fresh_model
+from shoestring.training.memory.recompute.block_state import Frozen, TooLarge, put_back
 
 
 class StateOutsideRow(NamedTuple):

@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from shoestring.core.local import Local
+from shoestring.core.clients.local import Local
 from shoestring.federated.simulation.cohort.schedule import sample_order, step_sizes
 
 

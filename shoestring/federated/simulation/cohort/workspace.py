@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from shoestring.federated.layout import Layout
+from shoestring.federated.model.layout import Layout
 from shoestring.federated.simulation.cohort.step_table import StepTable
 
 

@@ -14,8 +14,8 @@ import torch
 
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
+from shoestring.federated.playing.seeds import generator_of
 from shoestring.federated.round import Order, Round
-from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.records import Records
+from shoestring.federated.devices.records import Records
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.federated.layout import Layout
+from shoestring.federated.model.layout import Layout
+from shoestring.federated.playing.seeds import generator_of
 from shoestring.federated.round import DeviceView, Objective, Order, Round, Updates
-from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.behaviour.flip_classes import check_classes, flip_classes
 from shoestring.federated.techniques.send.coding import without_clip

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
+from shoestring.federated.playing.seeds import generator_of
 from shoestring.federated.round import Combined, DeviceGroup, Order, Population, Round, ServerState, Updates
-from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.combine.arrivals import (
     BufferFill,

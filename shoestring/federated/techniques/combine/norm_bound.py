@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.combined_statistics import median_statistics
+from shoestring.federated.model.combined_statistics import median_statistics
 from shoestring.federated.round import Combined, Round, ServerState, Updates
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shoestring.federated.combined_statistics import median_statistics
+from shoestring.federated.model.combined_statistics import median_statistics
 from shoestring.federated.round import Combine, Combined, Round, ServerState, Updates
 from shoestring.federated.technique import RoundCost
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.layout import Layout, LayoutEntry
+from shoestring.federated.model.layout import Layout, LayoutEntry
 from shoestring.federated.round import (
     DeviceGroup,
     DeviceView,

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.randomness import add_noise
+from shoestring.federated.playing.randomness import add_noise
 from shoestring.federated.round import Combined, Population, Round, ServerState, Updates
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.private.clip import NORM, as_tensor, check_norm, cost_with_clip

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.evidence import cache_by_identity, median_norm
+from shoestring.federated.planning.evidence import cache_by_identity, median_norm
 from shoestring.federated.round import Combined, DeviceGroup, DeviceView, Objective, Order, Round, ServerState, Updates
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.private.norms import clip_to_norm

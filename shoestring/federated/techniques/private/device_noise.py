@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import torch
 
-from shoestring.federated.randomness import add_noise
+from shoestring.federated.playing.randomness import add_noise
 from shoestring.federated.round import (
     Combined,
     DeviceGroup,

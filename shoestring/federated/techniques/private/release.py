@@ -28,7 +28,7 @@ from shoestring.privacy.ledger import NAME, PrivacyLedger, ReleasedRound
 from shoestring.runs.folder import Folder
 
 if TYPE_CHECKING:
-    from shoestring.federated.prepare import Prepared
+    from shoestring.federated.planning.prepare import Prepared
 
 TOKEN = "privacy.json"  # file in a run's folder with the token that identifies the run in a ledger
 FAR = 10  # delta is refused if epsilon is expected not to hold for more devices than this

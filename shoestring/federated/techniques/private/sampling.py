@@ -19,9 +19,9 @@ from math import inf
 import torch
 from torch import Tensor
 
+from shoestring.core.command_line.extras import EXTRAS
 from shoestring.core.errors import Mistake
-from shoestring.core.extras import EXTRAS
-from shoestring.federated.randomness import Randomness, add_noise
+from shoestring.federated.playing.randomness import Randomness, add_noise
 from shoestring.federated.round import Combined, DeviceGroup, Population, ServerState, Updates
 from shoestring.federated.technique import RoundCost
 from shoestring.federated.techniques.private.clip import NORM

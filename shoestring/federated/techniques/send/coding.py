@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shoestring.federated.evidence import UpdateEvidence
+from shoestring.federated.planning.evidence import UpdateEvidence
 from shoestring.federated.technique import RoundCost
 
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.evidence import cache_by_identity
-from shoestring.federated.plain import VALUES
+from shoestring.federated.planning.evidence import cache_by_identity
+from shoestring.federated.playing.plain import VALUES
+from shoestring.federated.playing.seeds import generator_of
 from shoestring.federated.round import DeviceView, EncodedUpdates, Order, Round, Updates
-from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.send.coding import (
     add_error_share,

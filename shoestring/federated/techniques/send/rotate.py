@@ -19,10 +19,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoestring.federated.evidence import cache_by_identity
-from shoestring.federated.plain import VALUES
+from shoestring.federated.planning.evidence import cache_by_identity
+from shoestring.federated.playing.plain import VALUES
+from shoestring.federated.playing.seeds import generator_of
 from shoestring.federated.round import DeviceView, EncodedUpdates, Order, Round, Updates
-from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.send.coding import device_noise_refusal, without_clip
 from shoestring.federated.techniques.send.quantize import squared_errors

@@ -1,5 +1,5 @@
 // Makes the pictures of a page charts to work with: values under the pointer, zoom, a logarithmic scale, smoothing, lines on and off.
-// A chart is a <figure data-chart="JSON">, told as show/page/charts.py tells it; without this script its picture stays. No library, no
+// A chart is a <figure data-chart="JSON">, told as show/page/drawings/charts.py tells it; without this script its picture stays. No library, no
 // eval, no style attribute: the page's content policy allows none.
 const charts = new Map();    // by figure
 const settings = new Map();  // by a chart's key: {log, smooth, hidden}, so that they outlive a live page's updates

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from shoestring.core.clients.local import Local
 from shoestring.core.job import Job
-from shoestring.core.local import Local
-from shoestring.federated.layout import Layout, layout_of
-from shoestring.federated.records import Records, records_of
+from shoestring.federated.devices.records import Records, records_of
+from shoestring.federated.model.layout import Layout, layout_of
 from shoestring.federated.simulation.cohort import Engine, MethodChoice
 
 CLOSE = 1e-5

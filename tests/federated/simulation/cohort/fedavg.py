@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from shoestring.core import random_state
 from shoestring.core.job import Job
+from shoestring.core.running import random_state
 from shoestring.federated.options import FederateOptions
-from shoestring.federated.prepare import prepare_federation
-from shoestring.federated.seeds import seed_of
+from shoestring.federated.planning.prepare import prepare_federation
+from shoestring.federated.playing.seeds import seed_of
 from shoestring.federated.simulation.simulation import Simulation
-from shoestring.runs.initial_weights import fresh_model
+from shoestring.runs.weights.initial_weights import fresh_model
 
 Steps = Callable[
     [nn.Module, Job], Any

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from shoestring.core.clients.local import Local
 from shoestring.core.job import Job, default_loss
-from shoestring.core.local import Local
 from tests.federated.simulation.cohort.fedavg import by_hand, by_shoestring, draw, initial
 
 COUNTS = (24, 30, 24, 7, 1, 5, 2, 13)

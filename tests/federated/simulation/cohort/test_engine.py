@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from shoestring.core.clients.local import Local
 from shoestring.core.job import Job
-from shoestring.core.local import Local
 from shoestring.federated.round import DeviceView, Objective, Order
 from shoestring.federated.simulation.cohort import Engine, MethodChoice, choose_method, engine_work
 from tests.federated.simulation.cohort.cases import (

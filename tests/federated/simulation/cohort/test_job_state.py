@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.budget import Budget
+from shoestring.core.clients.local import Local
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.local import Local
-from shoestring.federated.prepare import Prepared
+from shoestring.federated.planning.prepare import Prepared
+from shoestring.federated.planning.verify import verify_plan
 from shoestring.federated.room import plan_federation
 from shoestring.federated.round import Objective
 from shoestring.federated.simulation.cohort.method_choice import choose_method
 from shoestring.federated.simulation.simulation import Simulation
-from shoestring.federated.verify import verify_plan
 from tests.federated.simulation.cohort.cases import COUNTS, devices_of, engine, job_of, started
 from tests.federated.toys import CLASSES, WIDTH, toy, toy_job
 
@@ -90,8 +90,8 @@ def test_any_number_of_processes_gives_the_same_bits(model: type[Counting]) -> N
 
 
 def _plain() -> Any:
+    from shoestring.federated.planning.verify import SEQUENTIAL
     from shoestring.federated.room import FederatedPlan, FederationDetails
-    from shoestring.federated.verify import SEQUENTIAL
 
     return FederatedPlan((), Exactness.BITS, {}, FederationDetails(SEQUENTIAL))
 

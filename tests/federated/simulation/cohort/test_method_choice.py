@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoestring.core.local import Local
+from shoestring.core.clients.local import Local
 from shoestring.federated.round import Objective
 from shoestring.federated.simulation.cohort import Engine, MethodChoice, choose_method
 from tests.federated.simulation.cohort.cases import (

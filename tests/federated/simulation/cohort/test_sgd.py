@@ -16,7 +16,7 @@ from tests.waiting import HUNG
 ROOT = Path(__file__).parents[4]
 SMALL = """
 import sys
-from shoestring.federated.prepare import FederateOptions, prepare_federation
+from shoestring.federated.planning.prepare import FederateOptions, prepare_federation
 from shoestring.federated.room import plan_federation
 from shoestring.core.budget import Budget
 from tests.federated.toys import toy_job

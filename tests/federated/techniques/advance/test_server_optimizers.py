@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from shoestring.core.clients.local import Local
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.local import Local
 from shoestring.core.technique import parse_technique, text
-from shoestring.federated.play import play
+from shoestring.federated.playing.play import play
 from shoestring.federated.round import Combined
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.advance.adaptive import FedAdagrad, FedAdam, FedYogi

@@ -11,17 +11,17 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from shoestring.core.clients.local import Local
+from shoestring.core.clients.statistics import StatisticsRule
 from shoestring.core.job import Job
-from shoestring.core.local import Local
-from shoestring.core.statistics import StatisticsRule
-from shoestring.federated.layout import Layout, layout_of
-from shoestring.federated.plain import plain_round
-from shoestring.federated.play import RoundResult, play
+from shoestring.federated.model.layout import Layout, layout_of
+from shoestring.federated.model.statistics import with_statistics
+from shoestring.federated.playing.plain import plain_round
+from shoestring.federated.playing.play import RoundResult, play
+from shoestring.federated.playing.seeds import generator_of
 from shoestring.federated.round import Order, Population, Round, ServerState
-from shoestring.federated.seeds import generator_of
 from shoestring.federated.simulation.cohort import Engine, MethodChoice, engine_work
 from shoestring.federated.simulation.simulated_devices import DeviceWorker, SimulatedDevices
-from shoestring.federated.statistics import with_statistics
 from shoestring.federated.technique import FederatedTechnique
 
 SEED, CLASSES = 3, 4

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.federated.records import Records, records_of
+from shoestring.federated.devices.records import Records, records_of
 from shoestring.federated.round import DeviceView, Objective, Order, Updates
 from shoestring.federated.techniques.behaviour.flip_classes import FlippedSamples, flip_classes
 from shoestring.federated.techniques.behaviour.malicious import Malicious, is_malicious

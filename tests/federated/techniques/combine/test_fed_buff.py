@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.federated.play import play
+from shoestring.federated.playing.play import play
+from shoestring.federated.playing.seeds import generator_of
 from shoestring.federated.round import Objective, Order, Round, ServerState
-from shoestring.federated.seeds import generator_of
 from shoestring.federated.techniques.combine.arrivals import BufferRules, DeviceAtWork, draw_idle_device, fill_buffer
 from shoestring.federated.techniques.combine.by_coordinate import CoordinateMedian
 from shoestring.federated.techniques.combine.fed_buff import FedBuff

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from shoestring.core.clients.local import Local
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.local import Local
-from shoestring.federated.plain import mean
-from shoestring.federated.play import play
+from shoestring.federated.playing.plain import mean
+from shoestring.federated.playing.play import play
 from shoestring.federated.round import DeviceView, Objective, Order, Updates
 from shoestring.federated.techniques.advance.fed_sgd import FedSGD
 from shoestring.federated.techniques.combine.q_fedavg import LOSS, QFedAvg

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.technique import parse_technique, text
-from shoestring.federated.plain import mean
-from shoestring.federated.play import play
+from shoestring.federated.playing.plain import mean
+from shoestring.federated.playing.play import play
 from shoestring.federated.round import Updates
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.combine.by_coordinate import CoordinateMedian, TrimmedMean, median

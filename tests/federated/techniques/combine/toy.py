@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from shoestring.core.local import Local
+from shoestring.core.clients.local import Local
 from shoestring.core.technique import applied, in_order
-from shoestring.federated.layout import Layout, LayoutEntry
-from shoestring.federated.plain import plain_round
-from shoestring.federated.records import Records
+from shoestring.federated.devices.records import Records
+from shoestring.federated.model.layout import Layout, LayoutEntry
+from shoestring.federated.playing.plain import plain_round
+from shoestring.federated.playing.seeds import generator_of
 from shoestring.federated.round import (
     DeviceResults,
     DeviceView,
@@ -24,7 +25,6 @@ from shoestring.federated.round import (
     ServerState,
     Updates,
 )
-from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 SIZE = 10

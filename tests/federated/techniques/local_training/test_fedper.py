@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.evidence import UpdateEvidence
-from shoestring.federated.plain import VALUES
-from shoestring.federated.play import play
+from shoestring.federated.planning.evidence import UpdateEvidence
+from shoestring.federated.playing.plain import VALUES
+from shoestring.federated.playing.play import play
 from shoestring.federated.round import EncodedUpdates, Objective, Order
 from shoestring.federated.techniques.local_training.ditto import Ditto
 from shoestring.federated.techniques.local_training.fedper import PERSONAL, FedPer, split_layers

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from shoestring.federated.records import records_of
-from shoestring.federated.seeds import seed_of
+from shoestring.federated.devices.records import records_of
+from shoestring.federated.playing.seeds import seed_of
 from shoestring.federated.simulation.cohort.schedule import batches
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.local_training.ditto import PERSONAL, Ditto

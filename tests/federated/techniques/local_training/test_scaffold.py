@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from shoestring.core.clients.local import Local
 from shoestring.core.errors import Mistake
-from shoestring.core.local import Local
-from shoestring.federated.plain import mean
+from shoestring.federated.playing.plain import mean
 from shoestring.federated.round import Combined, Objective, Order
 from shoestring.federated.techniques.local_training.scaffold import CONTROL, Scaffold
 from tests.federated.techniques.local_training.toy import (

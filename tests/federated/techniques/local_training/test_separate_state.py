@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from shoestring.core.clients.local import Local
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
-from shoestring.core.local import Local
 from shoestring.federated.round import DeviceView, Objective, Order, Updates
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.local_training.ditto import PERSONAL, Ditto

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from shoestring.core.local import Local
-from shoestring.federated.layout import Layout, LayoutEntry
-from shoestring.federated.plain import plain_round
-from shoestring.federated.play import RoundResult, play
-from shoestring.federated.records import Records
+from shoestring.core.clients.local import Local
+from shoestring.federated.devices.records import Records
+from shoestring.federated.model.layout import Layout, LayoutEntry
+from shoestring.federated.playing.plain import plain_round
+from shoestring.federated.playing.play import RoundResult, play
+from shoestring.federated.playing.seeds import seed_of
 from shoestring.federated.round import (
     DeviceResults,
     DeviceView,
@@ -23,7 +24,6 @@ from shoestring.federated.round import (
     ServerState,
     Updates,
 )
-from shoestring.federated.seeds import seed_of
 from shoestring.federated.simulation.cohort.schedule import batches
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 

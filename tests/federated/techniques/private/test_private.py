@@ -14,9 +14,9 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.technique import parse_technique, text, total_cost
-from shoestring.federated.evidence import UpdateEvidence
-from shoestring.federated.play import RoundResult, play
-from shoestring.federated.randomness import SYSTEM, SeededRandomness, normals
+from shoestring.federated.planning.evidence import UpdateEvidence
+from shoestring.federated.playing.play import RoundResult, play
+from shoestring.federated.playing.randomness import SYSTEM, SeededRandomness, normals
 from shoestring.federated.round import DeviceResults, Order, Population, ServerState
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.private.adaptive_clip import AdaptiveClip
@@ -41,7 +41,7 @@ class Chunks:
         self.made, self.away, self.orders = made, away, list[Order]()
 
     def work(self, order: Order, names: Sequence[str]) -> Iterator[DeviceResults]:
-        from shoestring.core.local import Local
+        from shoestring.core.clients.local import Local
         from shoestring.federated.round import Objective
 
         self.orders.append(order)
@@ -235,7 +235,7 @@ def test_devices_noise_sums_up_to_the_stated_whoever_answers() -> None:
 
 
 def test_a_devices_own_noise_is_its_share_and_the_same_alone() -> None:
-    from shoestring.core.local import Local
+    from shoestring.core.clients.local import Local
     from shoestring.federated.round import DeviceGroup, Objective
 
     made = MadeUp(rows(9, 20_000), (DeviceClip(2.0), DeviceNoise(1.5)))

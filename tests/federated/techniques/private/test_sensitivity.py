@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoestring.core.technique import in_order
 from shoestring.federated.catalogue import CATALOGUE, clash
-from shoestring.federated.play import play
+from shoestring.federated.playing.play import play
 from shoestring.federated.round import Combined, Population, ServerState, Updates
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.behaviour.malicious import Malicious

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shoestring.core.local import Local
+from shoestring.core.clients.local import Local
 from shoestring.core.technique import applied, in_order
-from shoestring.federated.evidence import UpdateEvidence
-from shoestring.federated.layout import Layout, LayoutEntry
-from shoestring.federated.plain import plain_round
-from shoestring.federated.randomness import Randomness, SeededRandomness
-from shoestring.federated.records import Records
+from shoestring.federated.devices.records import Records
+from shoestring.federated.model.layout import Layout, LayoutEntry
+from shoestring.federated.planning.evidence import UpdateEvidence
+from shoestring.federated.playing.plain import plain_round
+from shoestring.federated.playing.randomness import Randomness, SeededRandomness
 from shoestring.federated.round import (
     DeviceGroup,
     DeviceView,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import Mistake
+from shoestring.federated.playing.seeds import generator_of
 from shoestring.federated.round import DeviceGroup
-from shoestring.federated.seeds import generator_of
 from shoestring.federated.techniques.send.levels import pack_levels, unpack_levels
 from shoestring.federated.techniques.send.places import EncodedPlaces, decode_places, encode_places, shortest
 from shoestring.federated.techniques.send.quantize import LEVELS, QuantizeUpdates
