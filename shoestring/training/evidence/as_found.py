@@ -2,7 +2,7 @@
 counter, a generator. Whatever they keep is afterwards as it was found, and never holds a fake tensor.
 
 Everything that the functions lead to is looked at, as for memory (measure/holdings.py), and pictured as what a block
-keeps is (memory/block_state.py): tensors, lists and dicts, attributes, class attributes, cells of closures, globals.
+keeps is (memory/recompute/block_state.py): tensors, lists and dicts, attributes, class attributes, cells of closures, globals.
 Not put back: data, which are read from their beginning by whoever trains; weights; tensors larger than LARGE; what
 iterators, caches and C++ keep.
 """
