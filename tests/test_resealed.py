@@ -92,6 +92,7 @@ class Room:
                 folder,
                 use=list(use),
                 samples=16,
+                latency="1h",  # who limits it may have a folder that grows, as that of a smaller structure does here
             )
         return folder
 
