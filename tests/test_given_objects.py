@@ -236,6 +236,6 @@ def test_given_data_that_differ_from_round_to_round_are_refused_before_planning(
 
 def test_a_schedule_of_devices_is_not_asked_whether_it_is_true() -> None:
     own, of_job = Called(None), Called(None)
-    made = Job(model=Called(None), data=None, schedule=of_job)
+    made = Job(model=Called(None), data=list, schedule=of_job)
     assert job_for_devices(made).local.schedule is of_job
     assert job_for_devices(replace(made, local=replace(made.local, schedule=own))).local.schedule is own

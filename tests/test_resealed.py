@@ -137,8 +137,8 @@ WAYS = {
     "grid": ("Quantize(bits=4)",),
     "half": ("Half()",),
     "codebook": ("Codebook(bits=3)",),
-    "sparse": ("Sparsify(share=0.5)",),
-    "seeded": ("Sparsify(share=0.5, by='random')",),
+    "sparse": ("Sparsify(share=0.95)",),
+    "seeded": ("Sparsify(share=0.95, by='random')",),
     "pruned": ("Prune(channels=0.5)", "Half()"),
     "factorized": ("Factorize(share=0.5)", "Half()"),
 }

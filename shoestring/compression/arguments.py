@@ -19,7 +19,7 @@ HOW = ("fresh", "use")  # how a run is started; and techniques, which a request 
 class CompressArguments:
     size: str | int | None = argument("BYTES", "largest size on disk, such as 16MB")
     latency: str | float | None = argument(
-        "TIME", "largest latency of one sample, such as 5ms (99th percentile) or 5ms@90%"
+        "TIME", "largest latency of one sample, such as 5ms (99th percentile) or 5ms@90%%"
     )
     keep: str | float | None = argument("SHARE", "least fidelity to the original on unseen data, such as 0.998")
     metric: str | None = argument("NAME>=VALUE", "bound on a metric of the job, such as 'accuracy>=0.91'")

@@ -64,7 +64,7 @@ LACKING: dict[str, set[str]] = {
 }
 NOTHING = (
     r"can't be used for this job: (the model has no|no layer can be factorized|it can store no weight|no chain of like blocks|"
-    r"the job's forward makes)"
+    r"the job's forward makes|the model gives a tensor of shape|'nowhere' is neither)"
 )
 STRUCTURES = ("Prune", "Factorize")
 WIDER = 8  # models of which they make smaller folders
